@@ -16,8 +16,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,8 +38,8 @@ from hf_electra_rtd.finetuning.arguments import (
     TaskArguments,
 )
 from hf_electra_rtd.finetuning.plan import Job, Plan
-from hf_electra_rtd.finetuning.predict import Classifier, Table, without_progress_bars
-from hf_electra_rtd.finetuning.reading import rows_of
+from hf_electra_rtd.finetuning.predict import Classifier, without_progress_bars
+from hf_electra_rtd.finetuning.reading import Table, rows_of
 from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
 from hf_electra_rtd.publishing.card import CardArguments, flag_words
@@ -183,8 +183,6 @@ class _Call:
         self.plan = Plan(flags, own, args, public_command([program, *argv]))
         self.records: list[EvaluationRecord] = []
         self._failed: list[str] = []
-        # A task that fails leaves the others their results; several processes must all do the same.
-        self._ends_at_an_error = len(self.plan.jobs) == 1 or args.world_size > 1
         name = self.plan.model.name
         if self.pushes and flags.lora and not self.publication.base_model and Path(name).is_dir():
             raise ValueError(f"--push_to_hub with --lora needs the Hub id of {name}, which is adapted (--base_model).")
@@ -195,14 +193,19 @@ class _Call:
         plan = self.plan
         status = 0
         with ExitStack() as until_the_end:  # the directories of the tasks are locked
-            jobs = [job for job in plan.jobs if self._succeeds(lambda job: prepare_job(plan, job, until_the_end), job)]
+            jobs = []
+            for job in plan.jobs:
+                with self._noting_errors(job):
+                    prepare_job(plan, job, until_the_end)
+                    jobs.append(job)
             publishes = self.pushes and plan.is_main and bool(jobs)
             if publishes:
                 self._check_publication(jobs)
             PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
             try:
                 for job in jobs:
-                    self._succeeds(lambda job: self.records.extend(run_task(plan, job)), job)
+                    with self._noting_errors(job):
+                        self.records += run_task(plan, job)
             except KeyboardInterrupt:
                 logger.warning("Interrupted. Repeat the command: it continues with what is missing.")
                 status = INTERRUPTED
@@ -226,16 +229,16 @@ class _Call:
                 status = int(any(each.error is not None for each in published))
         return status or int(bool(self._failed))
 
-    def _succeeds(self, action: Callable[[Job], None], job: Job) -> bool:
+    @contextmanager
+    def _noting_errors(self, job: Job) -> Iterator[None]:
+        """A task that fails leaves the others their results; several processes must all do the same."""
         try:
-            action(job)
+            yield
         except Exception as error:
-            if self._ends_at_an_error:
+            if len(self.plan.jobs) == 1 or self.args.world_size > 1:
                 raise
             self._failed.append(f"{job.task.title} failed: {error}")
             logger.error(self._failed[-1], exc_info=not isinstance(error, ValueError))
-            return False
-        return True
 
     def _check_publication(self, jobs: Sequence[Job]) -> None:
         """Raises a ValueError for repositories that cannot be written, before anything is trained."""

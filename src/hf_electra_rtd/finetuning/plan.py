@@ -68,11 +68,12 @@ class StartingModel:
 
     def __init__(self, flags: TaskArguments) -> None:
         self.name = flags.model_name_or_path  # as it was given
-        if identify(self.name).adapter_base:
+        place = identify(self.name)
+        if place.adapter_base:
             raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
         self.encoder, self.config, _ = heads.open_encoder(self.name, weights=False)
         if flags.label_words:
-            identify(self.encoder).refuse_energies()
+            place.refuse_energies()
         self.tokenizer = load_tokenizer(flags.tokenizer or self.encoder)
         if flags.tokenizer and flags.from_scratch:
             fit_vocabulary(self.config, self.tokenizer)

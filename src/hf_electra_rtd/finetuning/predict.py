@@ -38,7 +38,15 @@ from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
-from hf_electra_rtd.finetuning.reading import example_features, is_array, is_list, make_examples, read_rows, rows_of
+from hf_electra_rtd.finetuning.reading import (
+    Table,
+    example_features,
+    is_array,
+    is_list,
+    make_examples,
+    read_rows,
+    rows_of,
+)
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import identify
@@ -56,8 +64,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "question_answering": ("answer", "nbest"),
 }
 _TEXT_COLUMNS = ("text", "text_pair")
-# What holds examples in Python, and what may be predicted.
-Table: TypeAlias = pd.DataFrame | datasets.Dataset | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+# What may be predicted.
 Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | pd.Series | Table
 
 

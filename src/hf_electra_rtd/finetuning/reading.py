@@ -9,9 +9,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from datasets import ClassLabel, Dataset, Features, LargeList, List, Value
 
 from hf_electra_rtd.base.files import known_names, open_text, reading
 from hf_electra_rtd.base.tasks import Task
@@ -19,12 +22,11 @@ from hf_electra_rtd.data.reader import check_columns, load_json, records_of
 from hf_electra_rtd.data.units import align
 
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[str, Row | None]]  # each after its place; None for a line that is skipped
 Example = dict[str, Any]
+# What holds examples in Python.
+Table: TypeAlias = pd.DataFrame | Dataset | Sequence[Row] | Mapping[str, Sequence[Any]]
 
 # Of files, by the ends of their names.
 FORMATS = {
@@ -47,7 +49,7 @@ _IDS = ("id", "index", "qid")
 _NUMBER = re.compile(r"[-+]?[\d.]+")
 
 
-def example_features(kind: str) -> Any:
+def example_features(kind: str) -> Features:
     """The columns of examples of a kind, as `datasets.Features`. In tagging, `texts` are the words. `label` is a
     label, labels, a number, tags, the index of a choice, or texts of answers; null where that is not known. An empty
     list stands for none of the labels, and for no answer.
@@ -55,8 +57,6 @@ def example_features(kind: str) -> Any:
     The start of an answer is its first character in the context, or -1 where the context does not have the answer word
     by word: such an answer cannot be learned, but predictions are scored by it. Answers with a start come first.
     """
-    from datasets import Features, List, Value
-
     text = Value("string")
     number = Value("int64")
     texts: dict[str, Any] = {"texts": List(text)}
@@ -104,9 +104,6 @@ def rows_of(examples: Any) -> list[Row]:
     """The rows of examples in Python: a pandas DataFrame, a `datasets.Dataset` (with the names of its class labels),
     a list of dicts, or a dict of columns. Anything else is a TypeError; a column that is there twice, and columns of
     different lengths, are a ValueError."""
-    import pandas as pd
-    from datasets import Dataset
-
     if isinstance(examples, pd.DataFrame):
         check_columns(examples.columns)
         return examples.astype(object).where(examples.notna(), None).to_dict("records")
@@ -133,8 +130,6 @@ def is_list(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Whether a value is an array of one dimension, of NumPy or pandas."""
-    import pandas as pd
-
     return isinstance(value, (np.ndarray, pd.Series, pd.api.extensions.ExtensionArray)) and value.ndim == 1
 
 
@@ -144,8 +139,6 @@ def _named_row(features: Mapping[str, Any], row: Row) -> Row:
 
 
 def _named(feature: Any, value: Any) -> Any:
-    from datasets import ClassLabel, LargeList, List
-
     if isinstance(feature, (List, LargeList)):
         return value and [_named(feature.feature, entry) for entry in value]
     if isinstance(feature, ClassLabel) and value is not None:
@@ -192,9 +185,6 @@ def read_rows(task: Task, split: str, path: str) -> Rows:
 
 
 def _parquet_rows(path: str) -> Rows:
-    import pyarrow.parquet as pq
-    from datasets import Features
-
     features = Features.from_arrow_schema(pq.read_schema(path))
     for place, row in records_of(path, "parquet"):
         yield place, _named_row(features, row)

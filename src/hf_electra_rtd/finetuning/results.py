@@ -199,13 +199,6 @@ def remove_leftovers(directory: Path) -> None:
         (directory / OUTPUTS).rmdir()
 
 
-def kept_seeds(records: Sequence[EvaluationRecord], keep_models: str) -> list[int]:
-    """The seeds whose models stay."""
-    if keep_models == "best":
-        return [best_seed(records)]
-    return [record.seed for record in records] if keep_models == "all" else []
-
-
 def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
     """Deletes the models of runs that are not kept."""
     for seed in seeds:

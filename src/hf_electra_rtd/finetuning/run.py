@@ -16,8 +16,8 @@ from hf_electra_rtd.finetuning.data import draw_few, encode_task, load_task
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.results import (
     MODEL_DIRECTORY,
+    best_seed,
     check_directories,
-    kept_seeds,
     remove_leftovers,
     remove_models,
     seed_directories,
@@ -112,9 +112,10 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
         score = "no score" if record.score is None else f"{record.main_metric} {100 * record.score:.1f}"
         logger.info(f"{title}, seed {seed}: {score}; {fate}.")
         records.append(record)
-        kept = kept_seeds(records, plan.flags.keep_models)
+        done = [record.seed for record in records]
+        kept = {"best": [best_seed(records)], "all": done, "none": []}[plan.flags.keep_models]
         if is_trained and plan.is_main:
-            remove_models(plan, job.task, {record.seed for record in records}.difference(kept))
+            remove_models(plan, job.task, set(done).difference(kept))
     if "train" in job.splits:
         for seed in kept:
             directory = seed_directory(plan.directory, job.task, seed)

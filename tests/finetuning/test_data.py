@@ -471,8 +471,8 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     [
         ({}, "--task_name is 'submission'"),
         ({"validation_file": "{w}", "validation_share": 0.2}, "--validation_share"),
-        ({"labels": ["a", "a"]}, "--labels"),
-        ({"metrics": ["f2"]}, "--metrics"),
+        ({"labels": ["a", "a"]}, "labels must"),
+        ({"metrics": ["f2"]}, "metrics: "),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, "f1 .* 3"),
         ({"train_file": "single.csv", "labels": ["A", "B"], "validation_share": 0.5}, "'dev' .*validation_share"),
         ({"train_file": "none.csv"}, "none.csv"),

@@ -8,6 +8,7 @@ from typing import Literal
 from transformers import TrainingArguments
 
 from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, required
+from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
 from hf_electra_rtd.finetuning.scores import METRICS
 from hf_electra_rtd.ops.products import LIBRARIES
@@ -107,7 +108,15 @@ class OwnTaskArguments:
     language: str = flag("", "en, zh, ko, ...: for the record, and for the rules of scoring answers.")
 
     def __post_init__(self) -> None:
-        check_arguments(self)
+        check_arguments(self, dashes="")
+        if self.labels is not None and not len(set(self.labels)) == len(self.labels) > 1:
+            raise ValueError("labels must name two or more different classes or tags.")
+        known = METRICS[self.task_kind]
+        for metric in self.metrics or ():
+            if metric not in known:
+                raise ValueError(f"metrics: {known_names(metric, known, f'metrics of {self.task_kind}')}")
+        if self.metrics and self.metrics[0] == "false_positive_rate":
+            raise ValueError("metrics: a lower false_positive_rate is better, so it cannot be the first.")
 
     @property
     def is_given(self) -> bool:

@@ -19,7 +19,7 @@ import datasets
 import numpy as np
 
 from hf_electra_rtd.base import files
-from hf_electra_rtd.base.files import hash_files, known_names
+from hf_electra_rtd.base.files import hash_files
 from hf_electra_rtd.base.records import public
 from hf_electra_rtd.base.tasks import HUB_SPLITS, SPANS, Task, guests
 from hf_electra_rtd.data import reader
@@ -227,7 +227,6 @@ def own_task(name: str, args: Any) -> Task:
     """The user's task, from `OwnTaskArguments`. Reads the data where labels have to be collected. Flags that do not
     fit together, data that cannot be read, and labels that are not clear are a ValueError."""
     kind = args.task_kind
-    labels = args.labels
     share = args.validation_share
     facts: dict[str, Any] = {"metrics": METRICS[kind], **_DEFAULTS.get(kind, {})}
     for fact, flag in _FLAGS.items():
@@ -238,13 +237,6 @@ def own_task(name: str, args: Any) -> Task:
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
     if Path(name).name != name or name in ("..", "submission"):  # in which the files for servers lie
         raise ValueError(f"--task_name is {name!r}, but it must be a plain word other than 'submission'.")
-    if labels is not None and not len(set(labels)) == len(labels) > 1:
-        raise ValueError("--labels must name two or more different classes or tags.")
-    if facts["metrics"][0] == "false_positive_rate":
-        raise ValueError("--metrics: a lower false_positive_rate is better, so it cannot be the first.")
-    for metric in facts["metrics"]:
-        if metric not in METRICS[kind]:
-            raise ValueError(f"--metrics: {known_names(metric, METRICS[kind], f'metrics of {kind}')}")
     place = "splits" if args.dataset else "files"
     splits = splits or _hub_splits(args)
     if share and "dev" in splits:
@@ -263,7 +255,7 @@ def own_task(name: str, args: Any) -> Task:
         whole = dataclasses.replace(task, validation_share=0.0)
         labeled = [load_split(whole, split).examples["label"] for split in splits if split != "test"]
         return dataclasses.replace(task, unanswerable=any(answers == [] for column in labeled for answers in column))
-    if kind in LABELED and not labels:
+    if kind in LABELED and not task.labels:
         task = dataclasses.replace(task, labels=_collect_labels(task))
     if kind == "tagging":
         with files.reading(next(iter(task.files.values()), (name,))[0], "Tags are O, B-PER, I-PER, ..."):

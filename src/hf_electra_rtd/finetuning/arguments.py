@@ -34,7 +34,9 @@ class TaskArguments:
     fractions: bool = flag(False, "Fine-tune what a run exported by --checkpoint_fractions: scores along the run.")
     from_scratch: bool = flag(False, "Use the model's architecture with random weights: no pre-training.")
     head: Literal["transformers", "paper"] = flag("transformers", "The stock head, or the paper's (ELECTRA only).")
-    size: str | None = flag(None, f"Recipe to use: {', '.join(SIZES)}. Default: guessed from the model.")
+    size: str | None = flag(
+        None, f"Recipe to use: {', '.join(SIZES)}. Default: guessed from the model.", choices=SIZES
+    )
     layerwise_lr_decay: float | None = flag(
         None, "Factor of the learning rate from one layer to the layer below. 1: none.", "(0, 1]"
     )

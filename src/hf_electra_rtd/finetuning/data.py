@@ -32,9 +32,13 @@ from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
 logger = logging.getLogger(__name__)
 
 LABELED = ("classification", "multi_label", "tagging")  # kinds whose tasks have `labels`
-# Facts of one's own tasks, by kind, where not all `METRICS` are usual; flags win.
+# Facts of one's own tasks, by kind; flags win.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"metrics": ("accuracy", "macro_f1")},
+    "multi_label": {"metrics": ("micro_f1", "macro_f1", "accuracy")},
+    "regression": {"metrics": ("pearson", "spearman")},
+    "embedding": {"metrics": ("spearman", "pearson")},
+    "multiple_choice": {"metrics": ("accuracy",)},
     "question_answering": SPANS,
     "tagging": {"metrics": ("f1",)},
     "correction": {"metrics": METRICS["correction"][:5], "label_column": "right"},
@@ -228,7 +232,7 @@ def own_task(name: str, args: Any) -> Task:
     fit together, data that cannot be read, and labels that are not clear are a ValueError."""
     kind = args.task_kind
     share = args.validation_share
-    facts: dict[str, Any] = {"metrics": METRICS[kind], **_DEFAULTS.get(kind, {})}
+    facts = {**_DEFAULTS[kind]}
     for fact, flag in _FLAGS.items():
         value = getattr(args, flag)
         if value is not None:

@@ -231,7 +231,8 @@ class _Call:
 
     @contextmanager
     def _noting_errors(self, job: Job) -> Iterator[None]:
-        """A task that fails leaves the others their results; several processes must all do the same."""
+        """Notes what a task fails by, so that the others still run. The error of the only task is raised, and with
+        several processes any error, as all must do the same."""
         try:
             yield
         except Exception as error:

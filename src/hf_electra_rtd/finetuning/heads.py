@@ -229,6 +229,7 @@ def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[
     place = identify(source)
     if place.kind == CONFIGURATION:
         raise place.error("the directory or the Hub id of an encoder")
+    # Of the networks that detect, ELECTRA's `detector/` is the one that is no discriminator.
     if place.kind == DETECTOR and place.discriminator is None and place.family == "electra":
         raise ValueError(
             f"{place.name} is ELECTRA's detector: its last layer is the head that detects, not a part of the encoder. "

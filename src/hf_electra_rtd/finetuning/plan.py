@@ -185,14 +185,15 @@ class Plan:
         return args
 
     def _settings(self, task: Task, args: FineTuningArguments) -> dict[str, Any]:
-        """What decides the result, as the record of a run will have it."""
+        """What decides the result, as the record of a run will have it. Raises a ValueError for flags that do not go
+        with the optimizer or the model."""
         flags = self.flags
         decay = flags.layerwise_lr_decay
         if decay is None:
             decay = 1.0 if flags.lora or task.kind == "embedding" else get_size(self.size).layerwise_lr_decay
         if decay != 1 and args.optim not in OWN_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
-        dropout = flags.dropout  # None leaves that of the encoder
+        dropout = flags.dropout  # None in the record: that of the encoder
         names_of_dropout = heads.dropouts_of(self.model.config)
         if dropout is None and heads.HIDDEN_DROPOUT in names_of_dropout:
             dropout = FINETUNING["dropout"]

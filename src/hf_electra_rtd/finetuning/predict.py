@@ -70,8 +70,8 @@ Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | pd.Series | Table
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Shows no progress bars of the libraries, which have one for every file that is read or written, and print them
-    into files, too; afterwards they are as they were."""
+    """Hides the progress bars of the libraries: there is one for every file that is read or written, and the bars go
+    into log files, too. Afterwards the setting is as before."""
     of_transformers = transformers_logging.is_progress_bar_enabled()
     of_datasets = datasets.are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()

@@ -59,10 +59,11 @@ def seed_directories(directory: Path, task: Task) -> list[Path]:
     return [path for path in (directory / task.name).glob("seed_*") if path.name[5:].isdecimal()]
 
 
-def check_directories(plan: Plan, job: Job) -> None:
-    """Finds the runs that are `finished`. Raises a ValueError in three cases: the results are of other settings, this
-    call reads what it would delete, or a directory to be deleted is not a run's. A run's directory has its record, or
-    `OUTPUTS` while it has none."""
+def find_finished(plan: Plan, job: Job) -> dict[int, EvaluationRecord]:
+    """The records of the runs that are done, by seed. Raises a ValueError in three cases: the results are of other
+    settings, this call reads what it would delete, or a directory to be deleted is not a run's. A run's directory has
+    its record, or `OUTPUTS` while it has none."""
+    finished: dict[int, EvaluationRecord] = {}
     if plan.flags.overwrite_output_dir:
         deleted = seed_directories(plan.directory, job.task)
     else:
@@ -73,7 +74,7 @@ def check_directories(plan: Plan, job: Job) -> None:
             if record is None:
                 deleted.append(path)
             else:
-                job.finished[seed] = record
+                finished[seed] = record
     own = plan.own
     sources = (
         plan.model.name,
@@ -93,6 +94,7 @@ def check_directories(plan: Plan, job: Job) -> None:
         for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
             if (path / name).exists():
                 _check_model(path / name)
+    return finished
 
 
 def _check_model(path: Path) -> None:

@@ -17,7 +17,7 @@ from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.results import (
     MODEL_DIRECTORY,
     best_seed,
-    check_directories,
+    find_finished,
     remove_leftovers,
     remove_models,
     seed_directories,
@@ -54,13 +54,14 @@ def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
         with naming(directory):
             until_the_end.callback(lock_directory(directory).release)
         remove_partial(directory)
-    check_directories(plan, job)
+    PartialState().wait_for_everyone()  # the directory is locked, so that all find the same
+    job.finished = find_finished(plan, job)
     if flags.few_shot:
         job.drawn = {seed: draw_few(job.splits["train"], task.labels, flags.few_shot, seed) for seed in plan.seeds}
-        for seed in plan.seeds[1:]:
-            encode_task(job.kind, {"train": job.drawn[seed]})
         job.splits["train"] = job.drawn[plan.seeds[0]]
     encode_task(job.kind, job.splits)
+    for seed in plan.seeds[1:] if flags.few_shot else ():
+        encode_task(job.kind, {"train": job.drawn[seed]})
     model = make_model(plan, job, job.args.seed)
     if job.settings["layerwise_lr_decay"] != 1:
         layer_heights(model)

@@ -110,7 +110,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
 
 def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None:
     """The newest whole checkpoint of a run that was broken off, if a run can go on from it. Else the main process
-    clears the directory, which `check_directories` found to be ours."""
+    clears the directory, which `find_finished` found to be ours."""
     checkpoint = latest_checkpoint(directory)
     manifest = read_checkpoint(checkpoint, verify=False)[0] if checkpoint else {"files": {}}
     if "optimizer.pt" not in manifest["files"]:

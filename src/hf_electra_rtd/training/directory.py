@@ -155,9 +155,9 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
     saved = list_checkpoints(output_dir)
     if resume is None:
         if is_run and not overwrite:
+            go_on = "To continue it, add --resume_from_checkpoint latest. " if saved else ""
             raise ValueError(
-                f"{output_dir} holds another run. To continue it from its last checkpoint, if it has one, add "
-                "--resume_from_checkpoint latest; to delete it, add --overwrite_output_dir; or choose another "
+                f"{output_dir} holds another run. {go_on}To delete it, add --overwrite_output_dir, or choose another "
                 "--output_dir."
             )
         return None

@@ -154,7 +154,7 @@ def main(
     check_publishing(args, card, publication)
     check_arguments(run_args, model_args, data_args, args, rules=RULES)
     memory = parse_size("memory_of", run_args.memory_of)  # a mistake comes before the work
-    if planned is not None:  # for the recipe
+    if planned is not None:  # the recipe needed the plan
         model_args.plan = planned
     plan = model_args.plan
     data_args.set_default_text(default_text)

@@ -114,8 +114,8 @@ class FineTuner(OriginalTrainer):
         args: Any = self.args
         return layerwise_groups(model, args.learning_rate, self.layerwise_lr_decay, args.weight_decay, self.off_by_one)
 
-    def _describe(self) -> dict[str, Any]:
-        return self.settings
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._save_whole(model, trial, self.settings)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -135,10 +135,6 @@ class OriginalTrainer(Trainer):
         """The groups of parameters; None: those of pre-training."""
         return None
 
-    def _describe(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint of this one must have in common with it."""
-        raise NotImplementedError
-
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None and self.optimizer_cls_and_kwargs is None and self.args.optim in OWN_OPTIMIZERS:
             if self.args.optim == MUON and self.is_fsdp_enabled:
@@ -154,10 +150,11 @@ class OriginalTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _save_whole(self, model: nn.Module, trial: Any, described: dict[str, Any]) -> None:
+        """Saves a checkpoint with the description of its run."""
         output_dir = str(self.args.output_dir)
         with checkpoints.writing_checkpoint(
-            output_dir, self.accelerator, self.args.save_total_limit, self.state, self._describe()
+            output_dir, self.accelerator, self.args.save_total_limit, self.state, described
         ) as checkpoint:
             self.args.output_dir = str(checkpoint.parent)  # where the parent writes
             try:
@@ -319,6 +316,7 @@ class RTDTrainer(OriginalTrainer):
         return result
 
     def _describe(self) -> dict[str, Any]:
+        """What a run that goes on from its checkpoints must have in common with this one."""
         return checkpoints.describe_run(self.model, self.train_dataset, self.eval_dataset, self.args)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *more: Any, **kwargs: Any) -> Any:
@@ -386,7 +384,7 @@ class RTDTrainer(OriginalTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
-            super()._save_checkpoint(model, trial)
+            self._save_whole(model, trial, self._describe())
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of nothing: tied tensors are stored once, and the manifest vouches for the others."""

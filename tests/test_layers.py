@@ -9,7 +9,7 @@ from transformers import (
 )
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.encoders.layers import ATTENTION, Dropout, Linear
+from hf_electra_rtd.encoders.layers import ATTENTION, Dropout, Linear, attention
 from hf_electra_rtd.finetuning.heads import STOCK_HEAD, load_fine_tuned, load_with_head
 from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.pair.generators import _is_plain
@@ -36,14 +36,37 @@ def test_under_compile_and_elsewhere_the_stock_functions_run(monkeypatch):
     assert torch.equal(ours, F.dropout(inputs, 0.5))
 
 
+@pytest.mark.parametrize("length", [1, 17, 257])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_attention_in_bfloat16_errs_as_little_as_torchs_own(length, scaling):
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, length, 3, 8, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    upstream = torch.randn(2, length, 3, 8, dtype=torch.bfloat16)
+
+    def results(function, dtype):
+        own = [each.detach().to(dtype).requires_grad_() for each in inputs]
+        output = function(*own)
+        return [each.detach().double() for each in (output, *torch.autograd.grad(output, own, upstream.to(dtype)))]
+
+    def torchs(*own):
+        return F.scaled_dot_product_attention(*own, scale=scaling).transpose(1, 2)
+
+    layer = nn.Module()
+    layer.is_causal = False
+    ours = results(lambda *own: attention(layer, *own, None, scaling=scaling)[0], torch.bfloat16)
+    for mine, other, truth in zip(ours, results(torchs, torch.bfloat16), results(torchs, torch.float64), strict=True):
+        slack = 2 * torch.finfo(torch.bfloat16).eps * max(1.0, float(truth.abs().max()))
+        assert (mine - truth).abs().max() <= (other - truth).abs().max() + slack
+
+
 def test_a_pair_gathered_from_another_leaves_that_ones_attention(tmp_path):
     model = ElectraForRTDPretraining(tiny_config())
     model.set_attn_implementation("sdpa")
     model.save_pretrained(tmp_path)
     other = ElectraForRTDPretraining.from_pretrained(tmp_path)
     eager = ElectraForRTDPretraining.from_pretrained(tmp_path, attn_implementation="eager")
-    for pair, attention in ((model, "sdpa"), (other, ATTENTION), (eager, "eager")):  # only torch's own is exchanged
-        assert [tower.config._attn_implementation for tower in pair.towers.values()] == [attention, attention]
+    for pair, name in ((model, "sdpa"), (other, ATTENTION), (eager, "eager")):  # only torch's own is exchanged
+        assert [tower.config._attn_implementation for tower in pair.towers.values()] == [name, name]
 
 
 def test_the_output_layer_stays_plain_so_that_masked_tokens_are_predicted_in_chunks():

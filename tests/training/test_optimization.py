@@ -66,11 +66,12 @@ def test_decay_spares_biases_and_layer_norms_and_every_parameter_that_is_not_fro
     assert sum(len(group["params"]) for group in groups) == len(list(unshared.discriminator.parameters()))
 
 
-def test_muon_is_torchs_for_the_matrices_of_the_layers_and_adam_for_all_else():
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_muon_is_torchs_for_the_matrices_of_the_layers_and_adam_for_all_else(bfloat16):
     torch.manual_seed(0)
     model = ElectraForRTDPretraining(tiny_config(hidden_size=32, intermediate_size=64, num_attention_heads=2))
     twin = copy.deepcopy(model)
-    optimizer = ElectraMuon(get_parameter_groups(model, 0.01, muon=True), lr=1e-2)
+    optimizer = ElectraMuon(get_parameter_groups(model, 0.01, muon=True), lr=1e-2, bfloat16=bfloat16)
     groups = get_parameter_groups(twin, 0.01, muon=True)
     matrices = [parameter for group in groups if group.pop("muon", False) for parameter in group["params"]]
     assert {id(matrix) for matrix in matrices} == {
@@ -90,12 +91,11 @@ def test_muon_is_torchs_for_the_matrices_of_the_layers_and_adam_for_all_else():
         for each in (optimizer, *references):
             each.step()
         kept = optimizer.state_dict()
-        optimizer = ElectraMuon(get_parameter_groups(model, 0.01, muon=True), lr=1e-2)
+        optimizer = ElectraMuon(get_parameter_groups(model, 0.01, muon=True), lr=1e-2, bfloat16=bfloat16)
         optimizer.load_state_dict(kept)
     of_matrices = set(map(id, matrices))
     for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-        # torch multiplies matrices in bfloat16.
-        tolerance = 2e-3 if id(theirs) in of_matrices else 0.0
+        tolerance = 2e-3 if id(theirs) in of_matrices else 0.0  # torch multiplies these in bfloat16
         assert (ours - theirs).norm() <= tolerance * theirs.norm(), name
 
 

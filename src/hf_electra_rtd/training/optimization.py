@@ -79,11 +79,20 @@ class ElectraMuon(ElectraAdamW):
 
     `orthogonal` is near the matrix with the same singular vectors and all singular values 1. Source:
     `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, which multiplies one matrix after the other, and in
-    bfloat16; here those of one shape are multiplied as a batch, in their own dtype.
+    bfloat16. Here matrices of one shape are multiplied as a batch, in their own dtype without `bfloat16=True`.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor, *args: Any, **options: Any) -> None:
-        self._momentum = options.pop("momentum", 0.95)
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        *args: Any,
+        momentum: float = 0.95,
+        bfloat16: bool = False,
+        **options: Any,
+    ) -> None:
+        self._momentum = momentum
+        self._bfloat16 = bfloat16
         super().__init__(params, lr, *args, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -111,7 +120,9 @@ class ElectraMuon(ElectraAdamW):
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
             directions = torch._foreach_lerp(gradients, momenta, group["momentum"])
             size = group["lr"] * _RMS_OF_ADAM * math.sqrt(max(shape))
-            updates = orthogonalize(torch.stack(directions)).mul_(size)
+            matrices = torch.stack(directions)
+            orthogonal = orthogonalize(matrices.bfloat16() if self._bfloat16 else matrices)
+            updates = orthogonal.to(matrices.dtype).mul_(size)
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_sub_(parameters, list(updates))
 
@@ -202,8 +213,10 @@ def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | N
     muon = args.optim == MUON
     groups = groups or get_parameter_groups(model, args.weight_decay, args.generator_learning_rate, muon)
     betas = (args.adam_beta1, args.adam_beta2)
-    kind = ElectraMuon if muon else ElectraAdamW
-    return kind(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
+    options: dict[str, Any] = {"bias_correction": args.bias_correction}
+    if muon:
+        return ElectraMuon(groups, args.learning_rate, betas, args.adam_epsilon, bfloat16=args.bf16, **options)
+    return ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, **options)
 
 
 def clip_separately(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:

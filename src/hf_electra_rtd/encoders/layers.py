@@ -24,7 +24,7 @@ from hf_electra_rtd.ops.products import linear
 # Takes the place of "sdpa", also where a loader is asked for it; any other back-end stays. The pair's
 # `set_attn_implementation` afterwards has the last word.
 ATTENTION = "sdpa_with_dropout"
-_SHORT = 256  # tokens
+_SHORT = 256  # tokens up to which products of matrices are faster than a fused kernel (benchmarks/LOG.md)
 
 
 def exchange_layers(tower: PreTrainedModel) -> None:
@@ -76,7 +76,7 @@ def attention(
         bits = draw_dropout_bits((num_heads, batch_size, length, length))
         return attention_with_dropout(query, key, value, bits, dropout, factor, attention_mask), None
     if same_shape and dropout == 0.0 and attention_mask is None and _learns_in_half_precision(query):
-        weights_BHLL = torch.softmax(query @ key.mT * factor, dim=-1)
+        weights_BHLL = torch.softmax((query * factor) @ key.mT, dim=-1)
         return (weights_BHLL @ value).transpose(1, 2).contiguous(), None
     stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     return stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)

@@ -1,8 +1,9 @@
 """Stock layers exchanged for faster ones, with the same parameters and meaning.
 
-On a CPU torch draws dropout serially, a number an element, its attention has no fused kernel with dropout, and its
-matrix products may not use the processor's widest instructions. On other devices and under `torch.compile`, which
-makes kernels of its own, the exchanged layers are the stock ones.
+On a CPU torch draws dropout serially, a number an element. Its attention has no fused kernel with dropout and a slow
+one in half precision, and its matrix products may not use the processor's widest instructions. On other devices the
+exchanged layers are the stock ones. Under `torch.compile`, which makes kernels of its own, they are stock, too, except
+attention in half precision.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _learns_in_half_precision(query: Tensor) -> bool:
     """Whether the backward pass of torch's fused kernel would be slow here. In bfloat16 on a CPU it takes four times
     as long as products of matrices for 128 tokens, and as long for 512."""
     is_short = query.shape[2] <= _SHORT and query.dtype.itemsize < 4
-    return is_short and query.requires_grad and on_cpu(query) and not torch.compiler.is_compiling()
+    return is_short and query.requires_grad and on_cpu(query)
 
 
 def _is_slow(inputs: Tensor, probability: float) -> bool:

@@ -3,11 +3,17 @@
 import pytest
 import torch
 from accelerate import Accelerator
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 
 from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments, get_parameter_groups
 from hf_electra_rtd.ops import Sampling, masked_slots, original_ids, replace_at
-from hf_electra_rtd.training.optimization import clip_separately, make_optimizer, make_schedule, split_parameters
+from hf_electra_rtd.training.optimization import (
+    ElectraMuon,
+    clip_separately,
+    make_optimizer,
+    make_schedule,
+    split_parameters,
+)
 from tests.conftest import tiny_config
 
 
@@ -136,3 +142,20 @@ def test_what_needs_a_tokenizer_is_refused_without_one(tmp_path, blocks):
         pair = ElectraForRTDPretraining(tiny_config(generator=kind))
         with pytest.raises(ValueError, match=f"generator='{kind}' .* special tokens.*: pass processing_class"):
             RTDTrainer(pair, arguments(tmp_path), blocks[0], data_collator=lambda rows: {})
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_muon_multiplies_in_bfloat16_where_the_run_does(tmp_path, bf16):
+    args = arguments(tmp_path, optim="muon", bf16=bf16)
+    models = [make() for _ in range(3)]
+    optimizers = [make_optimizer(models[0], args)]
+    for model, bfloat16 in ((models[1], False), (models[2], True)):
+        groups = get_parameter_groups(model, args.weight_decay, muon=True)
+        optimizers.append(ElectraMuon(groups, args.learning_rate, eps=args.adam_epsilon, bfloat16=bfloat16))
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter).cumsum(0).sin()
+        optimizer.step()
+    of_run, in_float64, in_bfloat16 = (parameters_to_vector(model.parameters()) for model in models)
+    assert torch.equal(of_run, in_bfloat16) == bf16
+    assert torch.equal(of_run, in_float64) != bf16

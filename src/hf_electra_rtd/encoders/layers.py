@@ -68,8 +68,8 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`transformers`' "sdpa", and on a CPU with dropout `attention_with_dropout`: (B, H, L, D) each, to (B, L, H,
-    D)."""
+    """`transformers`' "sdpa"; on a CPU with dropout `attention_with_dropout`, and in half precision, in training,
+    products of matrices: (B, H, L, D) each, to (B, L, H, D)."""
     same_shape = key.shape[1:3] == query.shape[1:3]
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     if same_shape and _is_slow(query, dropout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Iterable
@@ -213,10 +214,8 @@ def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | N
     muon = args.optim == MUON
     groups = groups or get_parameter_groups(model, args.weight_decay, args.generator_learning_rate, muon)
     betas = (args.adam_beta1, args.adam_beta2)
-    options: dict[str, Any] = {"bias_correction": args.bias_correction}
-    if muon:
-        return ElectraMuon(groups, args.learning_rate, betas, args.adam_epsilon, bfloat16=args.bf16, **options)
-    return ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, **options)
+    kind = functools.partial(ElectraMuon, bfloat16=args.bf16) if muon else ElectraAdamW
+    return kind(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
 
 
 def clip_separately(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:

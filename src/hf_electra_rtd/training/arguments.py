@@ -61,7 +61,6 @@ MUON = "muon"
 OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH.value, OptimizerNames.ADAMW_TORCH_FUSED.value, MUON)
 MATMUL_HELP = "On a CPU, the library for matrix multiplication. Default: the one known to be faster."
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
-_WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 # Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/background/performance.md).
 _COMPARED = 256
 
@@ -284,7 +283,8 @@ def _is_rounded(args: RTDTrainingArguments, hidden_size: int, before: Mapping[st
         return bool(args.bf16)
     if before is not None:
         return bool(before["run"]["mixed_precision"] == "bf16")
-    if hidden_size < _WIDE or (gain := products.bfloat16_gain()) < _GAIN:
+    gain = products.bfloat16_gain()
+    if gain < _GAIN:
         return False
     times = f"{gain:.1f} times as fast as in float32 here"
     if hidden_size > _COMPARED:

@@ -25,7 +25,8 @@ class CompareArguments:
 
     directories: list[str] = flag([], "Output directory of pre-trainings or fine-tunings.", words="DIRECTORY")
     picture: str | None = flag(
-        None, "A .png to draw: held-out curves of pre-trainings, or scores of fine-tunings over tokens."
+        None,
+        "A .png to draw: held-out curves of pre-trainings; or scores of fine-tunings over tokens, a curve a DIRECTORY.",
     )
 
 
@@ -43,13 +44,14 @@ def main(argv: list[str]) -> None:
             plot_comparison({each.name: each.runs for each in pretrainings}, partial)
     fine_tuned = [place for place in arguments.directories if EvaluationRecord.find(place) or not pretrainings]
     if fine_tuned:
-        records = read_evaluations(fine_tuned)
+        runs = {place: read_evaluations([place]) for place in fine_tuned}
+        records = {path: record for of_place in runs.values() for path, record in of_place.items()}
         print_table(results_table(records.values()))
         for line in differences(records):
             print(line)
         if arguments.picture is not None and not pretrainings:
             with writing(arguments.picture) as partial:
-                plot_scores(records.values(), partial)
+                plot_scores({place: of_place.values() for place, of_place in runs.items()}, partial)
 
 
 if __name__ == "__main__":

@@ -99,18 +99,19 @@ def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str |
         figure.legend(handles=handles, loc="outside lower left")
 
 
-def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str]) -> None:
-    """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: for each run the mean
-    of its seeds, and from two seeds on the 95 % interval. A ValueError where no record has its model's tokens."""
-    # By task with its metric, by run, by tokens.
+def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.PathLike[str]) -> None:
+    """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: of the runs of each name
+    the mean, and from two runs on its 95 % interval. Runs whose tokens agree to three digits are one point. A
+    ValueError where no record has its model's tokens."""
+    # By task with its metric, by name, by tokens.
     scores: dict[str, dict[str, dict[int, list[float]]]] = {}
-    names = {}  # of runs
-    for record in records:
-        run = record.model.get("pretraining")
-        if run and record.score is not None:
-            names[run["started"]] = run["run"]
-            of_task = scores.setdefault(f"{record.dataset['title']}: {record.main_metric}", {})
-            of_task.setdefault(run["started"], {}).setdefault(run["tokens"], []).append(record.score)
+    for name, records in runs.items():
+        for record in records:
+            pretraining = record.model.get("pretraining")
+            if pretraining and record.score is not None:
+                of_task = scores.setdefault(f"{record.dataset['title']}: {record.main_metric}", {})
+                tokens = int(float(f"{pretraining['tokens']:.3g}"))
+                of_task.setdefault(name, {}).setdefault(tokens, []).append(record.score)
     if not scores:
         raise ValueError("These models are not in the directory of a pre-training run, so their tokens are not known.")
     with _panels(path, len(scores)) as (_, axes):
@@ -118,8 +119,8 @@ def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str
             axis.set_title(title)
             axis.set_xscale("log")
             axis.set_xlabel("tokens of pre-training")
-            for number, (run, name) in enumerate(names.items()):
-                points = of_task.get(run, {})
+            for number, name in enumerate(runs):
+                points = of_task.get(name, {})
                 figures = {tokens: mean_and_interval(points[tokens]) for tokens in sorted(points)}
                 _draw_interval(axis, figures, color=f"C{number}", label=name)
             low, high = axis.get_ylim()

@@ -26,7 +26,8 @@ class CompareArguments:
     directories: list[str] = flag([], "Output directory of pre-trainings or fine-tunings.", words="DIRECTORY")
     picture: str | None = flag(
         None,
-        "A .png to draw: held-out curves of pre-trainings; or scores of fine-tunings over tokens, a curve a DIRECTORY.",
+        "A .png to draw: held-out curves of pre-trainings, or scores of fine-tunings over the tokens of pre-training, "
+        "with one curve for each DIRECTORY.",
     )
 
 

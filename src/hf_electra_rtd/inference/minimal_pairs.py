@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -38,9 +37,8 @@ from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.reader import records_of
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.ops.masking import MaskedSlots
 from hf_electra_rtd.pair.bigram import CountedBigram
-from hf_electra_rtd.pair.generators import predict_slots
+from hf_electra_rtd.pair.generators import masked_log_likelihoods
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.places import CONFIG_FILE, GENERATOR, identify, read_stock_config
 from hf_electra_rtd.pair.towers import load_masked_lm, load_whole
@@ -49,7 +47,6 @@ from hf_electra_rtd.pair.towers import load_masked_lm, load_whole
 RESAMPLES = 1000
 INTERVAL = (0.025, 0.975)
 _SEED = 0  # of the resampled paradigms: one for all models, so that their differences are paired
-_COPIES = 512  # masked copies in a batch
 _COLUMNS = ("sentence_good", "sentence_bad")  # of BLiMP's files, and those of a .tsv in order
 _SPLIT = "test"  # as records call what is judged
 SETTINGS = ("model", "pairs", "max_pairs", "within_words", "counted_on")  # which decide a result
@@ -153,41 +150,27 @@ def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int
     return partial(_by_length, of_batch, tokenizer, batch_size)
 
 
-def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False) -> Scorer:
+def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False, batch_size: int = 256) -> Scorer:
     """Scores by a masked language model."""
 
     @torch.inference_mode()
     def of_batch(texts: Sequence[str]) -> list[float]:
-        copies: list[list[int]] = []
-        places: list[int] = []
-        hidden_ids: list[int] = []
-        owners: list[int] = []
-        for owner, text in enumerate(texts):
-            encoded = tokenizer(text, split_special_tokens=True)
-            ids = encoded["input_ids"]
-            words = encoded.word_ids()
-            for place, word in enumerate(words):
-                if word is None:  # a special token
-                    continue
-                copy = list(ids)
-                copy[place] = tokenizer.mask_token_id
-                if within_words:
-                    for right in range(place + 1, len(ids)):
-                        if words[right] != word:
-                            break
-                        copy[right] = tokenizer.mask_token_id
-                copies.append(copy)
-                places.append(place)
-                hidden_ids.append(ids[place])
-                owners.append(owner)
-        sums = torch.zeros(len(texts), dtype=torch.float64)
-        for start in range(0, len(copies), _COPIES):
-            rows = slice(start, start + _COPIES)
-            log_p = _masked_log_p(network, tokenizer, copies[rows], places[rows], hidden_ids[rows])
-            sums.index_add_(0, torch.tensor(owners[rows]), log_p.double().cpu())
-        return sums.tolist()
+        options = {"padding": True, "padding_side": "right", "split_special_tokens": True}
+        batch = tokenizer(list(texts), return_tensors="pt", **options).to(network.device)
+        mask = batch["attention_mask"]
+        # Special tokens belong to no word.
+        rows = [[-1 if word is None else word for word in batch.word_ids(row)] for row in range(len(texts))]
+        words_BL = torch.tensor(rows, device=network.device)
+        log_p_BL = masked_log_likelihoods(
+            network,
+            batch["input_ids"],
+            tokenizer.mask_token_id,
+            words_BL if within_words else None,
+            attention_mask=None if mask.all() else mask,
+        )
+        return log_p_BL.cpu().double().where(words_BL.cpu().ge(0), 0).sum(dim=1).tolist()
 
-    return partial(_by_length, of_batch, tokenizer, 32)
+    return partial(_by_length, of_batch, tokenizer, batch_size)
 
 
 def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
@@ -200,7 +183,9 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
         rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         if begin is not None:
             rows = [[begin, *ids] for ids in rows]
-        input_ids, mask = _padded(rows, padding, network.device)
+        longest = max(map(len, rows))
+        input_ids = torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in rows], device=network.device)
+        mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in rows], device=network.device)
         log_p = network(input_ids=input_ids, attention_mask=mask).logits[:, :-1].log_softmax(dim=-1)
         following = log_p.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
         return (following.double() * mask[:, 1:]).sum(dim=1).tolist()
@@ -233,27 +218,6 @@ def _by_length(of_batch: Scorer, tokenizer: Any, batch_size: int, texts: Sequenc
             scores |= zip(some, of_batch(some), strict=True)
             progress.update(len(some))
     return [scores[text] for text in texts]
-
-
-def _padded(rows: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, int64 (B, L), with padding to the right."""
-    longest = max(map(len, rows))
-    input_ids = torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    return input_ids.to(device), mask.to(device)
-
-
-def _masked_log_p(
-    network: Any, tokenizer: Any, copies: Sequence[Sequence[int]], places: Sequence[int], hidden_ids: Sequence[int]
-) -> Tensor:
-    """log p of the hidden id of each masked copy, (N,)."""
-    input_ids, mask = _padded(copies, tokenizer.pad_token_id, network.device)
-    positions = torch.tensor(places, device=network.device)[:, None]
-    labels = torch.tensor(hidden_ids, device=network.device)[:, None]
-    attention_mask = None if mask.all() else mask
-    slots = MaskedSlots(positions, labels)
-    predicted = predict_slots(network, slots, None, False, input_ids=input_ids, attention_mask=attention_mask)
-    return -predicted.loss.losses.squeeze(1)
 
 
 # ---- Which scorer a name stands for ----

@@ -270,13 +270,19 @@ def predict_slots(
     return predicted._replace(logits=layer(hidden_BKE)) if output_logits else predicted
 
 
-def masked_log_likelihoods(tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-    """Of each token of a batch of sequences, log p(x_t | x with [MASK] at t): (B, L). One pass a position."""
+def masked_log_likelihoods(
+    tower: Any, input_ids: Tensor, mask_id: int, words_BL: Tensor | None = None, **inputs: Tensor | None
+) -> Tensor:
+    """Of each token of a batch of sequences, log p(x_t | x with [MASK] at t): (B, L). One pass a position. With the
+    number of each token's word, [MASK] also stands to the right of t in the same word."""
+    places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
     columns = []
     for position in range(input_ids.shape[1]):
-        column = input_ids.new_full((len(input_ids), 1), position)
-        slots = MaskedSlots(column, input_ids[:, position, None])
-        masked = input_ids.scatter(1, column, mask_id)
+        hidden_BL = places_L.eq(position).expand_as(input_ids)
+        if words_BL is not None:
+            hidden_BL = hidden_BL | (places_L.gt(position) & words_BL.eq(words_BL[:, position, None]))
+        slots = MaskedSlots(input_ids.new_full((len(input_ids), 1), position), input_ids[:, position, None])
+        masked = input_ids.masked_fill(hidden_BL, mask_id)
         columns.append(-predict_slots(tower, slots, None, False, input_ids=masked, **inputs).loss.losses)
     return torch.cat(columns, dim=1)
 

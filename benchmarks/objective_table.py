@@ -35,7 +35,6 @@ ROWS: dict[str, list[str]] = {
     "two_tower": ["--generator_type", "two_tower"],
     "uniform": ["--generator_type", "uniform"],
     "unigram": ["--generator_type", "unigram"],
-    "bigram": ["--generator_type", "bigram"],
     # What is masked.
     "word": ["--masking", "word"],
     "ngram": ["--masking", "ngram"],

@@ -27,7 +27,7 @@ PAIRS = [
     ({"generator": "uniform"}, None),
     ({"generator": "unigram"}, "documents"),
     ({"sharing": "none", "freeze_generator": True, "disallow_correct": True, "temperature": 0.7}, None),
-    ({"sharing": "all", "sampling_dropout": False, "attention_probs_dropout_prob": 1e-9}, None),
+    ({"sharing": "all"}, None),
 ]
 
 

@@ -159,11 +159,10 @@ def test_a_sampled_pad_is_a_word_as_any_other(kind, masked):
 
 @every_family
 def test_token_types_reach_only_who_has_them_and_heads_that_detect_have_no_dropout(family, masked):
-    pair = make_pair(family, sampling_dropout=False)
+    pair = make_pair(family)
     ids = masked["input_ids"]
     plain, typed = (pair.discriminate(ids, token_type_ids=types).logits for types in (None, torch.ones_like(ids)))
     assert torch.equal(plain, typed) == (family not in WITH_TOKEN_TYPES)
-    assert pair.config.samples_in_second_pass  # dropout is known
     if family != "electra":
         heads = [child for child in pair.discriminator.children() if isinstance(child, nn.Dropout)]
         assert [head.p for head in heads] == [0.0]

@@ -53,7 +53,6 @@ def noted(outcomes, kind, *phases, cases=("pretrain", "finetune")):
 
 def test_every_run_and_command_ends(outcomes):
     failed = {name: outcome["failed"] for name, outcome in outcomes.items() if not name.startswith("fault")}
-    assert "sparse" in failed.pop("bigram")
     assert {name: error for name, error in failed.items() if error} == {}
     assert len(failed) > 60
 
@@ -83,7 +82,7 @@ def test_a_log_waits_for_the_loss_the_norms_and_the_meters(outcomes):
 def test_a_step_copies_nothing_but_its_batch_which_is_pinned_and_not_waited_for(outcomes):
     """But counts of the text, once in a run; a number of DeBERTa's, in each forward pass; and weights of classes."""
     copies = noted(outcomes, "copy", "step", "log")
-    counted = {name: 7 for name in outcomes if "unigram" in name}
+    counted = {name: 1 for name in outcomes if "unigram" in name}
     deberta = {name: 4 for name in outcomes if name.startswith("pretrain family deberta")}  # two steps, two networks
     assert copies == {**counted, **deberta, "finetune class weights": BATCHES}
 

@@ -86,7 +86,7 @@ def _of_sequence(config: Any, length: int, num_masked: float, convention: _Conve
         forward += length * convention.binary_head(main, predicts == "replaced" and main.model_type != "electra")
     total = (1 + convention.backward) * forward
     if config.has_generator_network:
-        passes = (1 if config.freeze_generator else 1 + convention.backward) + config.samples_in_second_pass
+        passes = 1 if config.freeze_generator else 1 + convention.backward
         encoders = config.num_generator_encoders
         predicted = num_masked if encoders == 1 else length
         encoding = encoders * convention.encoder(generator, length)

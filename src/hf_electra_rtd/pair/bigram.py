@@ -1,4 +1,4 @@
-"""What is counted in a training text: a yardstick for the discriminator, and generators without a network.
+"""What is counted in a training text: a yardstick for the discriminator, and the shares of the generator `unigram`.
 
 A discriminator with a lower AUC than the bigram does not read more than pairs of words yet.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.pair.generators import CountedGenerator, Counts
+from hf_electra_rtd.pair.generators import UnigramGenerator
 from hf_electra_rtd.pair.measures import Measure, Observation, exact_auc
 
 
@@ -23,10 +23,10 @@ _DISCOUNT = 0.75  # of Kneser-Ney smoothing, as usual
 
 
 def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
-    """Has a counted generator of a pair (`unigram`, `bigram`) count a text; other pairs stay as they are. `sequences`
-    are [`Blocks`], or a stream of them (its `counted`). Anything else, and no tokenizer, is a ValueError."""
+    """Has the generator `unigram` of a pair count a text; other pairs stay as they are. `sequences` are [`Blocks`], or
+    a stream of them (its `counted`). Anything else, and no tokenizer, is a ValueError."""
     sequences = sequences.counted if isinstance(sequences, SequenceStream) else sequences
-    if not isinstance(model.proposals, CountedGenerator):
+    if not isinstance(model.proposals, UnigramGenerator):
         return
     if not isinstance(sequences, Blocks):
         raise ValueError(
@@ -36,7 +36,9 @@ def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
     if tokenizer is None:
         raise ValueError(f"generator={model.config.generator!r} never proposes special tokens: pass processing_class.")
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
-    model.proposals.counts = CountedBigram(sequences, model.config.discriminator_config.vocab_size).as_tensors(never)
+    shares = CountedBigram(sequences, model.config.discriminator_config.vocab_size).shares.copy()
+    shares[never] = 0.0
+    model.proposals.shares = torch.from_numpy(shares / shares.sum()).float()
 
 
 class CountedBigram(Measure):
@@ -72,7 +74,8 @@ class CountedBigram(Measure):
         # No token has none. The lower order of the bigram is the share of the kinds of pairs that end in a token.
         self._ends = (kinds_of_second + 1) / (len(self._pairs) + self._vocab_size)
         counts = np.bincount(seconds, self._counts, self._vocab_size) + 1
-        self._share = counts / counts.sum()
+        # Of each token in the text, float64 (V,), as if it stood there once more.
+        self.shares = counts / counts.sum()
 
     def probabilities(self, firsts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         """p(second | first), of ids in arrays of one shape."""
@@ -82,24 +85,10 @@ class CountedBigram(Measure):
         total = np.maximum(self._of_first[firsts], 1)
         return np.maximum(counts - _DISCOUNT, 0) / total + self._rest[firsts] * self._ends[seconds]
 
-    def as_tensors(self, never: list[int]) -> Counts:
-        """The counts for a generator, in float32; `never` are the ids that it does not propose."""
-        firsts, seconds = np.divmod(self._pairs, self._vocab_size)
-        values = torch.from_numpy((self._counts - _DISCOUNT) / self._of_first[firsts]).float()
-        places = torch.from_numpy(np.stack([firsts, seconds]))
-        size = (self._vocab_size, self._vocab_size)
-        pairs = torch.sparse_coo_tensor(places, values, size, check_invariants=True).coalesce()
-        proposed = torch.ones(self._vocab_size, dtype=torch.bool)
-        proposed[never] = False
-        is_second = torch.zeros(self._vocab_size, dtype=torch.bool)
-        is_second[places[1]] = True
-        share, ends, rest = (torch.from_numpy(shares).float() for shares in (self._share, self._ends, self._rest))
-        return Counts(share, ends, rest, pairs, pairs.t().coalesce(), is_second, proposed)
-
     def scores(self, ids_BL: np.ndarray, real_BL: np.ndarray) -> np.ndarray:
         """The higher, the likelier it is that a token was replaced: float64 (B, L). Padding, which `real_BL` leaves
         out, tells nothing."""
-        gains = np.log(self.probabilities(ids_BL[:, :-1], ids_BL[:, 1:]) / self._share[ids_BL[:, 1:]])
+        gains = np.log(self.probabilities(ids_BL[:, :-1], ids_BL[:, 1:]) / self.shares[ids_BL[:, 1:]])
         gains = gains * real_BL[:, 1:]
         return -np.pad(gains, ((0, 0), (1, 0))) - np.pad(gains, ((0, 0), (0, 1)))
 

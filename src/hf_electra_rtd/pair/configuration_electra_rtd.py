@@ -14,7 +14,6 @@ from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.recipes import get_size
 from hf_electra_rtd.encoders.detectors import label
 from hf_electra_rtd.encoders.families import (
-    DROPOUTS,
     FAMILIES,
     detector_class,
     feed_forward_name,
@@ -54,7 +53,7 @@ SHARED_SIZES: dict[str, tuple[str, ...]] = {
     "all": (*_EMBEDDING_SIZES, *_ENCODER_SIZES),
     "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
 }
-GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram", "bigram")
+GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram")
 # The kinds that have a network of ours: how many encoders. With one it is a stock model, which is exported; with two
 # it gives the probability of every token without having seen it.
 GENERATOR_ENCODERS = {"masked_lm": 1, "two_tower": 2}
@@ -68,7 +67,7 @@ _SCHEDULES: dict[str, dict[str, float]] = {
 assert _SCHEDULES.keys() == TEMPERATURES.keys()
 _OF_SCHEDULE = ("temperature_schedule", "temperature_start", "temperature_decay")
 # Options that a configuration without a generator, or without a network for it, must leave at their defaults.
-_OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "sampling_dropout", "freeze_generator")
+_OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "freeze_generator")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 # All by which flags say how the networks work together, and that a resumed run has in common with its checkpoint.
 OPTIONS = ("objective", *_OF_NETWORK, *_OF_GENERATOR, "discriminator_weight")
@@ -95,7 +94,7 @@ RULES = (
         "generator=two_tower",
         "It shares its embeddings with a discriminator that detects, and learns.",
         needs=_DETECTING,
-        excludes=("sharing", "freeze_generator", "sampling_dropout"),
+        excludes=("sharing", "freeze_generator"),
     ),
     Rule("sharing=gdes", "Other objectives predict with the word table, which holds differences.", needs=_DETECTING),
     Rule("freeze_generator", "Else it would freeze a part of the discriminator.", needs=("sharing=none",)),
@@ -262,7 +261,6 @@ class ElectraRTDConfig(PreTrainedConfig):
     temperature_start: Any = None
     temperature_decay: Any = None
     disallow_correct: bool = False  # never sample the original token (Code `disallow_correct`)
-    sampling_dropout: bool = True  # sample from the pass that trains, as the original; else from one without dropout
     freeze_generator: bool = False  # it learns nothing: the second stage of two-stage training (paper, section 3.2)
     # The share of the tokens that is masked. The trainer masks; `electric` and pseudo-log-likelihoods need to know it.
     mask_probability: float = 0.15
@@ -323,13 +321,6 @@ class ElectraRTDConfig(PreTrainedConfig):
     def num_generator_encoders(self) -> int:
         """How many encoders this tower has."""
         return GENERATOR_ENCODERS.get(self.generator, 0)
-
-    @property
-    def samples_in_second_pass(self) -> bool:
-        """Whether training samples from a pass of its own, without dropout, next to the one that is trained."""
-        if self.sampling_dropout or self.freeze_generator:  # a frozen one never has dropout
-            return False
-        return any(getattr(self.generator_config, name, 0) > 0 for name in DROPOUTS)
 
     @property
     def exports_generator(self) -> bool:

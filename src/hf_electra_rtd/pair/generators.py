@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +30,6 @@ from hf_electra_rtd.pair.two_tower import TwoTowerForCloze
 
 
 logger = logging.getLogger(__name__)
-
-_WEIGHTS = 2**25  # probabilities at a time, of a counted generator
 
 
 class Generator:
@@ -68,8 +65,7 @@ class Generator:
 
 class MaskedLMGenerator(Generator):
     """A masked language model (paper, section 2): L_G = mean over m of  -log p(x_t | x with [MASK] at m). Samples come
-    from the pass that trains, as in the original, or, without `sampling_dropout`, from a second one. A frozen one has
-    neither dropout nor gradients."""
+    from the pass that trains, as in the original. A frozen one has neither dropout nor gradients."""
 
     measures: tuple[Measure, ...] = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
 
@@ -82,18 +78,9 @@ class MaskedLMGenerator(Generator):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
-        again = sampling is not None and tower.training and self.config.samples_in_second_pass
         # Not `inference_mode`, or the discriminator could not look the samples of a frozen one up.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
-            generated = predict_slots(tower, slots, None if again else sampling, output_logits, **inputs)
-        if not again:
-            return generated
-        tower.eval()
-        try:
-            with torch.no_grad():
-                return generated._replace(sampled=predict_slots(tower, slots, sampling, False, **inputs).sampled)
-        finally:
-            tower.train()
+            return predict_slots(tower, slots, sampling, output_logits, **inputs)
 
     def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
         return masked_log_likelihoods(tower, input_ids, mask_id, **inputs)
@@ -149,107 +136,44 @@ class UniformGenerator(Generator):
     """Every token is as likely as every other (google-research/electra `uniform_generator`): no network, nothing to
     learn. L_G = ln V, a constant."""
 
-    measures = (GENERATOR_LOSS, SAMPLED_ACCURACY, REPLACED_SHARE)
+    measures: tuple[Measure, ...] = (GENERATOR_LOSS, SAMPLED_ACCURACY, REPLACED_SHARE)
+
+    def log_shares(self, device: torch.device) -> Tensor:
+        """The log-probability of each token, (V,)."""
+        vocab_size = self.config.discriminator_config.vocab_size
+        return torch.full((vocab_size,), -math.log(vocab_size), device=device)
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
-        vocab_size = self.config.discriminator_config.vocab_size
         labels_BK = slots.labels
-        logits_BKV = torch.zeros(1, 1, 1, device=labels_BK.device).expand(*labels_BK.shape, vocab_size)
+        log_shares_V = self.log_shares(labels_BK.device)
+        logits_BKV = log_shares_V.expand(*labels_BK.shape, -1)
         sampled_BK = None if sampling is None else sampling.draw(logits_BKV, labels_BK)
         used = labels_BK.ne(IGNORED)
-        losses_BK = used * math.log(vocab_size)
+        losses_BK = -log_shares_V[labels_BK.clamp(min=0)].where(used, 0.0)
         loss = LossSum(losses_BK.sum(), losses_BK, used.sum())
-        return MaskedPrediction(loss, torch.zeros_like(labels_BK), sampled_BK, logits_BKV if output_logits else None)
+        predictions_BK = log_shares_V.argmax().expand_as(labels_BK)
+        return MaskedPrediction(loss, predictions_BK, sampled_BK, logits_BKV if output_logits else None)
 
 
-class Counts(NamedTuple):
-    """What was counted of a text of V tokens, with Kneser-Ney smoothing: p(y | x) = rest[x] ends[y] + pairs[x, y].
-    `hf_electra_rtd.pair.bigram.count_text` makes it."""
-
-    share: Tensor  # (V,) p(y), the share of a token in the text
-    ends: Tensor  # (V,) the share of the kinds of pairs that end in a token
-    rest: Tensor  # (V,) 1 for a token with which no pair begins, else less
-    pairs: Tensor  # (V, V) sparse
-    transposed: Tensor  # (V, V) sparse
-    is_second: Tensor  # (V,) bool; tokens with which a pair ends
-    proposed: Tensor  # (V,) bool; tokens that can be masked
-
-
-class CountedGenerator(Generator, ABC):
-    """Proposes what was counted in the training text: no network, nothing to learn. [CLS], [SEP], [PAD] and [MASK],
-    which are never masked, are never proposed. L_G = mean over m of  -log p(x_t). The counts are those of the
-    sequences of a run and are not saved: each run counts them anew.
-    """
+class UnigramGenerator(UniformGenerator):
+    """A token is as likely as it is frequent in the training text (paper, section 3.2). [CLS], [SEP], [PAD] and
+    [MASK], which are never masked, are never proposed. The shares are not saved: each run counts its sequences anew,
+    by `hf_electra_rtd.pair.bigram.count_text`."""
 
     measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
-    counts: Counts | None = None
+    shares: Tensor | None = None  # (V,)
 
-    @abstractmethod
-    def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
-        """In proportion to the probabilities of all tokens, (R, V), between two tokens; -1 stands for none."""
-
-    def __call__(
-        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
-    ) -> MaskedPrediction:
-        counts = self.counts
+    def log_shares(self, device: torch.device) -> Tensor:
         vocab_size = self.config.discriminator_config.vocab_size
-        if counts is None or len(counts.share) != vocab_size:
+        if self.shares is None or len(self.shares) != vocab_size:
             raise ValueError(
                 f"generator={self.config.generator!r} has no counts of a text with {vocab_size} tokens. RTDTrainer "
                 "counts its training sequences; elsewhere, call hf_electra_rtd.pair.bigram.count_text first."
             )
-        input_ids: Any = inputs["input_ids"]
-        if counts.share.device != input_ids.device:
-            self.counts = counts = Counts(*(each.to(input_ids.device) for each in counts))
-        around_BL = F.pad(input_ids, (1, 1), value=-1)
-        neighbours_2N = [around_BL.gather(1, slots.positions + offset).flatten() for offset in (0, 2)]
-        labels_N = slots.labels.flatten()
-        num_rows = max(1, _WEIGHTS // vocab_size)
-        parts = []
-        for start in range(0, len(labels_N), num_rows):
-            rows = slice(start, start + num_rows)
-            weights_RV = self.weights(counts, *(each[rows] for each in neighbours_2N)) * counts.proposed
-            drawn = sampling and sampling._replace(uniforms=sampling.uniforms.flatten(0, -2)[rows])
-            logits_RV = (weights_RV / weights_RV.sum(dim=-1, keepdim=True)).log()
-            predicted = predict_from_logits(logits_RV, labels_N[rows], drawn)
-            kept = logits_RV if output_logits else None
-            parts.append((predicted.loss.losses, predicted.predictions, predicted.sampled, kept))
-        joined: list[Any] = [
-            None if each[0] is None else torch.cat(each).unflatten(0, slots.labels.shape)
-            for each in zip(*parts, strict=True)
-        ]
-        losses_BK, *others = joined
-        loss = LossSum(losses_BK.sum(), losses_BK, slots.labels.ne(IGNORED).sum())
-        return MaskedPrediction(loss, *others)
-
-
-class UnigramGenerator(CountedGenerator):
-    """p(y): as often as in the text, whatever stands beside; each token once more than it was counted."""
-
-    def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
-        return counts.share.expand(len(before_R), -1)
-
-
-class BigramGenerator(CountedGenerator):
-    """Given both neighbours, in the sequence with [MASK], as in a text where only the token before decides the next:
-
-        p(y | x_t-1, x_t+1)  in proportion to  p(y | x_t-1) p(x_t+1 | y)
-
-    A neighbour that the text does not have there, [MASK] for one, tells nothing: p(y) in place of the first factor,
-    1 in place of the second.
-    """
-
-    def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
-        known_R = before_R.ge(0) & counts.rest[before_R].lt(1)
-        before_R = before_R.clamp(min=0)
-        follows_RV = counts.pairs.index_select(0, before_R).to_dense() + counts.rest[before_R, None] * counts.ends
-        follows_RV = torch.where(known_R[:, None], follows_RV, counts.share)
-        known_R = after_R.ge(0) & counts.is_second[after_R]
-        after_R = after_R.clamp(min=0)
-        precedes_RV = counts.transposed.index_select(0, after_R).to_dense() + counts.ends[after_R, None] * counts.rest
-        return follows_RV * precedes_RV.where(known_R[:, None], 1.0)
+        self.shares = self.shares.to(device)
+        return self.shares.log()
 
 
 def predict_slots(
@@ -321,6 +245,5 @@ GENERATORS: dict[str, type[Generator]] = {
     "uniform": UniformGenerator,
     "two_tower": TwoTowerGenerator,
     "unigram": UnigramGenerator,
-    "bigram": BigramGenerator,
 }
 assert tuple(GENERATORS) == GENERATOR_NAMES

@@ -36,7 +36,6 @@ from torch.utils._pytree import tree_leaves
 
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.ops.devices import as_on_gpu
-from hf_electra_rtd.pair.generators import Counts
 from hf_electra_rtd.training.meters import TrainingMeters
 from hf_electra_rtd.training.optimization import make_optimizer
 
@@ -118,8 +117,6 @@ def fake_steps(
         modes.enter_context(alive)
         for tensor in (*model.parameters(), *model.buffers()):
             alive.add(tensor)
-        if isinstance(counts := getattr(model.proposals, "counts", None), Counts):  # sparse ones have no fake kernels
-            model.proposals.counts = Counts(*(torch.empty(each.shape, dtype=each.dtype) for each in counts))
         optimizer = make_optimizer(model, args)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

@@ -115,7 +115,6 @@ class ModelArguments:
         None, "Share of the run in which the exponential schedule falls to 1/e. Default: 0.1.", "(0, inf)"
     )
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
-    sampling_dropout: bool | None = flag(None, "Sample from the generator with dropout, as it trains. Default: true.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
     # Of new networks of a named size.
     dropout: float | None = flag(None, "Dropout in hidden layers and attention. Default: 0.1; 0 for tiny.", "[0, 1)")

@@ -15,8 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 ELECTRIC = {"objective": "electric", "generator": "two_tower"}
 # Each objective, generator and way of sharing in one of them, beside something else of a step. Not here, as they have
-# no one graph: labels at all positions, whose number of slots is read from the device, and the generator `bigram`,
-# which multiplies sparse matrices.
+# no one graph: labels at all positions, whose number of slots is read from the device.
 PAIRS = [
     ({"objective": "rtd"}, "documents"),
     ({"objective": "rtd_masked_only", "sharing": "gdes"}, "bfloat16"),

@@ -75,29 +75,30 @@ def test_the_picture_shows_the_mean_of_the_seeds_over_tokens_and_its_interval(tm
     assert np.subtract(high, low) == pytest.approx(2 * 12.7062047362 * 0.1)
 
 
-def test_the_picture_of_scores_has_a_curve_for_each_directory_and_one_point_for_the_seeds_of_pre_training(
+def test_the_picture_of_scores_has_a_curve_for_each_directory_with_the_interval_over_its_pre_trainings(
     tmp_path, monkeypatch
 ):
     drawn = []
-    monkeypatch.setattr(Axes, "plot", lambda axis, *values, label, **look: drawn.append([label, *map(list, values)]))
+    monkeypatch.setattr(Axes, "plot", lambda axis, *values, **look: drawn.append([*map(list, values)]))
+    monkeypatch.setattr(Axes, "fill_between", lambda axis, *values, **look: drawn.append([*map(list, values)]))
     monkeypatch.setattr(Axes, "legend", lambda axis: None)
-    for name, seed, tokens, score in (
-        ("rtd", 1, 39_320_100, 0.5),
-        ("rtd", 2, 39_319_900, 0.7),  # a last pass over other sequences has a few other tokens
-        ("rtd", 1, 2_460_000, 0.4),
-        ("mlm", 1, 39_320_000, 0.3),
+    for name, of_pretraining, seed, tokens, score in (
+        ("rtd", 1, 42, 39_350_100, 0.5),
+        ("rtd", 1, 43, 39_350_100, 0.7),  # the mean of these is one of two values
+        ("rtd", 2, 42, 39_349_900, 0.8),  # a last pass over other sequences has a few other tokens
+        ("rtd", 1, 42, 2_460_000, 0.4),
+        ("mlm", 1, 42, 39_320_000, 0.3),
     ):
-        model = {"pretraining": {"run": f"{name}-{seed}", "started": f"{name}{seed}", "tokens": tokens}}
-        place = tmp_path / name / f"{seed}-{tokens}"
+        model = {"pretraining": {"run": name, "started": f"{name}{of_pretraining}", "tokens": tokens}}
+        place = tmp_path / name / f"{of_pretraining}-{seed}-{tokens}"
         place.mkdir(parents=True)
         evaluation_record("rte", seed, score, model=model).save(place)
-    places = [str(tmp_path / name) for name in ("rtd", "mlm")]
-    main([*places, "--picture", str(tmp_path / "scores.png")])
+    main([*(str(tmp_path / name) for name in ("rtd", "mlm")), "--picture", str(tmp_path / "scores.png")])
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
-    assert drawn == [
-        [places[0], [2_460_000, 39_300_000], pytest.approx([0.4, 0.6])],
-        [places[1], [39_300_000], [0.3]],
-    ]
+    (tokens, means), (_, low, high), mlm, _ = drawn
+    assert (tokens, means) == ([2_460_000, 39_349_900], pytest.approx([0.4, 0.7]))
+    assert high[1] - low[1] == pytest.approx(2 * 12.7062047362 * 0.1)
+    assert mlm == [[39_320_000], [0.3]]
 
 
 def test_a_directory_with_both_kinds_of_runs_gets_both_tables(tmp_path, capsys):

@@ -156,7 +156,7 @@ def _run_fractions(argv: list[str], plan: Plan) -> int:
             return status
     if plan.is_main:
         print_table(results_table(records))
-        plot_scores({Path(plan.model.name).name: records}, plan.directory / SCORES_FILE)
+        plot_scores({Path(plan.model.name).resolve().name: records}, plan.directory / SCORES_FILE)
         logger.info(f"Scores along the run: {plan.directory / SCORES_FILE}")
     return 0
 

@@ -36,9 +36,9 @@ def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
     if tokenizer is None:
         raise ValueError(f"generator={model.config.generator!r} never proposes special tokens: pass processing_class.")
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
-    shares = CountedBigram(sequences, model.config.discriminator_config.vocab_size).shares.copy()
+    shares = CountedBigram(sequences, model.config.discriminator_config.vocab_size).shares
     shares[never] = 0.0
-    model.proposals.shares = torch.from_numpy(shares / shares.sum()).float()
+    model.proposals.shares = torch.from_numpy(shares / shares.sum()).float().to(model.device)
 
 
 class CountedBigram(Measure):

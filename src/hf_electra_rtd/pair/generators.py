@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from hf_electra_rtd.encoders.families import FAMILIES, OutputLayer, inputs_of, masked_lm_class, output_layer
 from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling, original_ids
 from hf_electra_rtd.ops.prediction import predict_from_logits, predict_masked
+from hf_electra_rtd.ops.sampling import sample_weights
 from hf_electra_rtd.pair.configuration_electra_rtd import GENERATOR_NAMES, ElectraRTDConfig
 from hf_electra_rtd.pair.measures import (
     GENERATOR_ACCURACY,
@@ -149,7 +150,11 @@ class UniformGenerator(Generator):
         labels_BK = slots.labels
         log_shares_V = self.log_shares(labels_BK.device)
         logits_BKV = log_shares_V.expand(*labels_BK.shape, -1)
-        sampled_BK = None if sampling is None else sampling.draw(logits_BKV, labels_BK)
+        sampled_BK = None
+        if sampling is not None and sampling.from_softmax:  # quick, as all slots share their chunks
+            sampled_BK = sample_weights(log_shares_V.exp().expand_as(logits_BKV), sampling.uniforms)
+        elif sampling is not None:
+            sampled_BK = sampling.draw(logits_BKV, labels_BK)
         used = labels_BK.ne(IGNORED)
         losses_BK = -log_shares_V[labels_BK.clamp(min=0)].where(used, 0.0)
         loss = LossSum(losses_BK.sum(), losses_BK, used.sum())
@@ -158,9 +163,9 @@ class UniformGenerator(Generator):
 
 
 class UnigramGenerator(UniformGenerator):
-    """A token is as likely as it is frequent in the training text (paper, section 3.2). [CLS], [SEP], [PAD] and
-    [MASK], which are never masked, are never proposed. The shares are not saved: each run counts its sequences anew,
-    by `hf_electra_rtd.pair.bigram.count_text`."""
+    """A token is as likely as it is frequent in the training text (paper, section 3.2), where each counts once more
+    than it occurs. [CLS], [SEP], [PAD] and [MASK], which are never masked, are never proposed. The shares are not
+    saved: each run counts its sequences anew, by `hf_electra_rtd.pair.bigram.count_text`."""
 
     measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
     shares: Tensor | None = None  # (V,)
@@ -197,17 +202,17 @@ def predict_slots(
 def masked_log_likelihoods(
     tower: Any, input_ids: Tensor, mask_id: int, words_BL: Tensor | None = None, **inputs: Tensor | None
 ) -> Tensor:
-    """Of each token of a batch of sequences, log p(x_t | x with [MASK] at t): (B, L). One pass a position. With the
-    number of each token's word, [MASK] also stands to the right of t in the same word."""
+    """Of each token of a batch of sequences, log p(x_t | x with [MASK] at t): (B, L). One pass a position. Where
+    `words_BL` numbers the word of each token, [MASK] also hides the later tokens of the same word."""
     places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
     columns = []
     for position in range(input_ids.shape[1]):
-        hidden_BL = places_L.eq(position).expand_as(input_ids)
+        masked_BL = places_L.eq(position).expand_as(input_ids)
         if words_BL is not None:
-            hidden_BL = hidden_BL | (places_L.gt(position) & words_BL.eq(words_BL[:, position, None]))
+            masked_BL = masked_BL | (places_L.gt(position) & words_BL.eq(words_BL[:, position, None]))
         slots = MaskedSlots(input_ids.new_full((len(input_ids), 1), position), input_ids[:, position, None])
-        masked = input_ids.masked_fill(hidden_BL, mask_id)
-        columns.append(-predict_slots(tower, slots, None, False, input_ids=masked, **inputs).loss.losses)
+        masked_ids_BL = input_ids.masked_fill(masked_BL, mask_id)
+        columns.append(-predict_slots(tower, slots, None, False, input_ids=masked_ids_BL, **inputs).loss.losses)
     return torch.cat(columns, dim=1)
 
 

@@ -7,6 +7,7 @@ import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any
 
 from hf_electra_rtd.base.accounting import format_duration
@@ -101,17 +102,17 @@ def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str |
 
 def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.PathLike[str]) -> None:
     """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: of the runs of each name
-    the mean, and from two runs on its 95 % interval. Runs whose tokens agree to three digits are one point. A
-    ValueError where no record has its model's tokens."""
-    # By task with its metric, by name, by tokens.
-    scores: dict[str, dict[str, dict[int, list[float]]]] = {}
+    the mean, and from two runs on its 95 % interval, over pre-trainings where there are several, else over
+    fine-tunings. A ValueError where no record has its model's tokens."""
+    # By task with its metric and by name: tokens, start of the pre-training, score.
+    scores: dict[str, dict[str, list[tuple[int, str, float]]]] = {}
     for name, records in runs.items():
         for record in records:
             pretraining = record.model.get("pretraining")
             if pretraining and record.score is not None:
                 of_task = scores.setdefault(f"{record.dataset['title']}: {record.main_metric}", {})
-                tokens = int(float(f"{pretraining['tokens']:.3g}"))
-                of_task.setdefault(name, {}).setdefault(tokens, []).append(record.score)
+                point = (pretraining["tokens"], pretraining["started"], record.score)
+                of_task.setdefault(name, []).append(point)
     if not scores:
         raise ValueError("These models are not in the directory of a pre-training run, so their tokens are not known.")
     with _panels(path, len(scores)) as (_, axes):
@@ -120,12 +121,26 @@ def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.P
             axis.set_xscale("log")
             axis.set_xlabel("tokens of pre-training")
             for number, name in enumerate(runs):
-                points = of_task.get(name, {})
-                figures = {tokens: mean_and_interval(points[tokens]) for tokens in sorted(points)}
-                _draw_interval(axis, figures, color=f"C{number}", label=name)
+                if name in of_task:
+                    _draw_interval(axis, _over_tokens(of_task[name]), color=f"C{number}", label=name)
             low, high = axis.get_ylim()
             axis.set_ylim(max(low, -1), min(high, 1))  # few seeds have intervals beyond what a score can be
             axis.legend()
+
+
+def _over_tokens(scores: Iterable[tuple[int, str, float]]) -> dict[int, tuple[float, float]]:
+    """By tokens, the mean of scores and half of its interval. The last pass of a pre-training reads other sequences
+    with another seed, so that equal steps differ by some tokens: those within 1 % are one point."""
+    points: dict[int, dict[str, list[float]]] = {}
+    for tokens, started, score in sorted(scores):
+        if not points or tokens > 1.01 * max(points):
+            points[tokens] = {}
+        points[max(points)].setdefault(started, []).append(score)
+    figures = {}
+    for tokens, pretrainings in points.items():
+        means = [fmean(of_run) for of_run in pretrainings.values()]
+        figures[tokens] = mean_and_interval(means if len(means) > 1 else next(iter(pretrainings.values())))
+    return figures
 
 
 def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float]], color: str, label: str = "") -> None:

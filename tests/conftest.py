@@ -134,12 +134,13 @@ def batch(blocks, tokenizer) -> dict[str, torch.Tensor]:
 
 def pretraining_flags(workplace: Path, corpus: Path, output_dir: Path | str, *flags: str, **options) -> list[str]:
     """The command line of a pre-training of four steps on the CPU, with its vocabulary and configuration in
-    `workplace`. `options` are more flags with their values; None leaves one out."""
+    `workplace`, in float32 on every processor. `options` are more flags with their values; None leaves one out."""
     (workplace / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     tiny_config().save_pretrained(workplace / "config")
     values = {"output_dir": output_dir, "train_files": corpus, "tokenizer": workplace / "vocab.txt"}
     values |= {"model_config": workplace / "config", "max_seq_length": 32, "per_device_train_batch_size": 8}
-    values |= {"max_steps": 4, "warmup_steps": 1, "logging_steps": 1, "eval_steps": 2, "save_steps": 2, **options}
+    values |= {"max_steps": 4, "warmup_steps": 1, "logging_steps": 1, "eval_steps": 2, "save_steps": 2}
+    values |= {"bf16": False, **options}
     given = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
     return [*given, "--use_cpu", "--disable_tqdm", "True", *flags]
 

@@ -104,6 +104,8 @@ def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.P
     """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: of the runs of each name
     the mean, and from two runs on its 95 % interval, over pre-trainings where there are several, else over
     fine-tunings. A ValueError where no record has its model's tokens."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
     # By task with its metric and by name: tokens, start of the pre-training, score.
     scores: dict[str, dict[str, list[tuple[int, str, float]]]] = {}
     for name, records in runs.items():
@@ -120,6 +122,9 @@ def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.P
             axis.set_title(title)
             axis.set_xscale("log")
             axis.set_xlabel("tokens of pre-training")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter(EngFormatter())
+            axis.xaxis.set_minor_formatter(NullFormatter())
             for number, name in enumerate(runs):
                 if name in of_task:
                     _draw_interval(axis, _over_tokens(of_task[name]), color=f"C{number}", label=name)

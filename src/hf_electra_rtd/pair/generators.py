@@ -6,7 +6,6 @@ A kind of generator is a class: what it proposes for each slot, and what is meas
 from __future__ import annotations
 
 import logging
-import math
 from functools import partial
 from typing import Any, ClassVar
 
@@ -139,26 +138,26 @@ class UniformGenerator(Generator):
 
     measures: tuple[Measure, ...] = (GENERATOR_LOSS, SAMPLED_ACCURACY, REPLACED_SHARE)
 
-    def log_shares(self, device: torch.device) -> Tensor:
-        """The log-probability of each token, (V,)."""
-        vocab_size = self.config.discriminator_config.vocab_size
-        return torch.full((vocab_size,), -math.log(vocab_size), device=device)
+    def logits(self, device: torch.device) -> Tensor:
+        """The logit of each token, (V,), the same for all slots."""
+        return torch.zeros(self.config.discriminator_config.vocab_size, device=device)
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
         labels_BK = slots.labels
-        log_shares_V = self.log_shares(labels_BK.device)
-        logits_BKV = log_shares_V.expand(*labels_BK.shape, -1)
+        logits_V = self.logits(labels_BK.device)
+        logits_BKV = logits_V.expand(*labels_BK.shape, -1)
         sampled_BK = None
         if sampling is not None and sampling.from_softmax:  # quick, as all slots share their chunks
-            sampled_BK = sample_weights(log_shares_V.exp().expand_as(logits_BKV), sampling.uniforms)
+            weights_V = (logits_V - logits_V.amax()).exp()
+            sampled_BK = sample_weights(weights_V.expand_as(logits_BKV), sampling.uniforms)
         elif sampling is not None:
             sampled_BK = sampling.draw(logits_BKV, labels_BK)
         used = labels_BK.ne(IGNORED)
-        losses_BK = -log_shares_V[labels_BK.clamp(min=0)].where(used, 0.0)
+        losses_BK = -logits_V.log_softmax(dim=0)[labels_BK.clamp(min=0)].where(used, 0.0)
         loss = LossSum(losses_BK.sum(), losses_BK, used.sum())
-        predictions_BK = log_shares_V.argmax().expand_as(labels_BK)
+        predictions_BK = logits_V.argmax().expand_as(labels_BK)
         return MaskedPrediction(loss, predictions_BK, sampled_BK, logits_BKV if output_logits else None)
 
 
@@ -170,7 +169,7 @@ class UnigramGenerator(UniformGenerator):
     measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
     shares: Tensor | None = None  # (V,)
 
-    def log_shares(self, device: torch.device) -> Tensor:
+    def logits(self, device: torch.device) -> Tensor:
         vocab_size = self.config.discriminator_config.vocab_size
         if self.shares is None or len(self.shares) != vocab_size:
             raise ValueError(

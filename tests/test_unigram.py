@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.base.accounting import model_flops
 from hf_electra_rtd.ops import MaskedSlots, Sampling
 from hf_electra_rtd.pair.bigram import count_text
 from tests import reference
@@ -42,6 +43,8 @@ def test_the_distribution_is_that_of_the_counts(model, batch, shares):
     losses = [-math.log(shares[label]) for label in batch["labels"].flatten().tolist() if label != -100]
     assert output.generator_loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     torch.testing.assert_close(output.loss, output.generator_loss + 50 * output.discriminator_loss)
+    config = model.config
+    assert model_flops(config, 8, 32, 5) == model_flops(config.changed(generator="uniform"), 8, 32, 5)
 
 
 @pytest.mark.parametrize("forbidden", [False, True])

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -183,9 +184,9 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
         rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         if begin is not None:
             rows = [[begin, *ids] for ids in rows]
-        longest = max(map(len, rows))
-        input_ids = torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in rows], device=network.device)
-        mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in rows], device=network.device)
+        sequences = [torch.tensor(ids, dtype=torch.int64) for ids in rows]
+        input_ids = pad_sequence(sequences, batch_first=True, padding_value=padding).to(network.device)
+        mask = pad_sequence([torch.ones_like(ids) for ids in sequences], batch_first=True).to(network.device)
         log_p = network(input_ids=input_ids, attention_mask=mask).logits[:, :-1].log_softmax(dim=-1)
         following = log_p.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
         return (following.double() * mask[:, 1:]).sum(dim=1).tolist()

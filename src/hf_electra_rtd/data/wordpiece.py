@@ -25,7 +25,7 @@ from hf_electra_rtd.data.tokenization import MAX_LENGTH, SPECIAL_TOKENS
 
 logger = logging.getLogger(__name__)
 
-# The size where none is given: of the first row with room for the text, and twice for its characters.
+# The size where none is given: of the first row with room for the text and its characters.
 _SIZES = ((20_000_000, 8192), (200_000_000, 16_384))  # characters of a text, tokens
 _LARGEST = 32_768
 # Of a text like English, the letters that are none of a to z, or in words that are too long. English Wikipedia has
@@ -33,6 +33,9 @@ _LARGEST = 32_768
 _MOST_OTHERS = 0.005
 _LONGEST = 100  # characters of a word; of a longer one a `BertTokenizer` makes [UNK]
 _COVERED = 0.9999  # of a text, by the characters of a vocabulary without room for all
+# Of a vocabulary, the most that are characters. In scripts without spaces these are the words, and half would leave
+# the other half to the few words of other scripts in the text.
+_MOST_CHARACTERS = 0.75
 _AT_ONCE = 1 << 20  # characters that are counted at once
 # Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, ideographs.
 _UNSPACED = (
@@ -64,7 +67,7 @@ def train_wordpiece(
     Args:
         lines: gives the lines of the text, whenever it is called.
         vocab_size: the most tokens; a small text yields fewer. By default 8,192 for up to 20 million characters,
-            16,384 for up to 200 million, else 32,768; more where the characters alone would fill half.
+            16,384 for up to 200 million, else 32,768; more where the characters alone would fill three quarters.
         lowercase: whether upper case becomes lower case. By default only where the text is written like English:
             fewer than 5 in 1,000 letters are none of a to z, or stand in words of more than 100 characters.
         strip_accents: whether accents and other marks are removed, and characters decomposed. By default only where
@@ -79,7 +82,9 @@ def train_wordpiece(
     is_english = text.others < _MOST_OTHERS
     lowercase = is_english if lowercase is None else lowercase
     strip_accents = is_english and lowercase if strip_accents is None else strip_accents
-    rows = (size for most, size in _SIZES if text.num_characters <= most and text.num_covering <= size // 2)
+    rows = (
+        size for most, size in _SIZES if text.num_characters <= most and text.num_covering <= _MOST_CHARACTERS * size
+    )
     size = vocab_size or next(rows, _LARGEST)
     logger.info(f"Training a vocabulary of up to {size:,} tokens on {text.num_characters:,} characters (vocab_size).")
     case = "lowered" if lowercase else "kept"
@@ -87,9 +92,8 @@ def train_wordpiece(
     logger.info(f"Case is {case} (lowercase), accents and marks are {marks} (strip_accents):")
     logger.info(f"  {text.others:.1%} of the letters are not a to z.")
     normalizer, pre_tokenizer = _rules(lowercase, strip_accents)
-    # A sixteenth for characters, which small alphabets do not fill; more where the text needs it, but no more than
-    # half: there must be room for words.
-    limit = min(max(size // 16, text.num_covering), size // 2)
+    # A sixteenth for characters, which small alphabets do not fill, and more where the text needs it.
+    limit = min(max(size // 16, text.num_covering), int(_MOST_CHARACTERS * size))
     characters = _most_frequent(lines(), normalizer, max(1, limit))
 
     def train(fixed: list[str], size: int) -> dict[str, int]:

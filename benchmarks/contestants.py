@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from measuring import Clock
 from torch import Tensor, nn
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 from workload import Batch, Rows
 
 from hf_electra_rtd import (
@@ -36,7 +36,6 @@ from hf_electra_rtd.base.recipes import get_size
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.training.console import LinesCallback
 
 
 LEARNING_RATE = 1e-4
@@ -287,8 +286,6 @@ class TrainerLoop:
         trainer = RTDTrainer(
             self.model, args, self.rows.blocks, processing_class=self.rows.tokenizer, callbacks=[watch, *callbacks]
         )
-        for printer in (PrinterCallback, LinesCallback):
-            trainer.pop_callback(printer)
         trainer.train()  # `accelerate` wraps the model's `forward` once; the next round's Trainer finds it wrapped
         return (watch.ended - watch.began) / steps
 

@@ -56,6 +56,7 @@ def train(directory: Path, flags: list[str]) -> bool:
         return True
     log = directory.with_suffix(".log")
     command = [sys.executable, "-m", "hf_electra_rtd.training.pretrain", "--output_dir", str(directory), *flags]
+    command += ["--resume_from_checkpoint", "auto"]
     with open(log, "w", encoding="utf-8") as file:
         status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
     if status == 130:

@@ -19,7 +19,6 @@ import hf_electra_rtd as rtd
 
 CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
 TOKENIZER = "google/electra-small-discriminator"
-OPTIONS = {"size": "tiny"}  # of `ElectraRTDConfig.from_size`
 LENGTH = 128
 BATCH_SIZE = 4  # of one process
 INTERVAL = 400  # steps between evaluations, and between checkpoints
@@ -43,7 +42,7 @@ def main() -> None:
     # Loaders draw from a generator of their own, so that they leave dropout its random numbers.
     loader = DataLoader(stream, BATCH_SIZE, collate_fn=collator, generator=torch.Generator())
     held_out_loader = DataLoader(held_out_stream, 64, collate_fn=collator, generator=torch.Generator())
-    model = rtd.ElectraForRTDPretraining(rtd.ElectraRTDConfig.from_size(vocab_size=len(tokenizer), **OPTIONS))
+    model = rtd.ElectraForRTDPretraining(rtd.ElectraRTDConfig.from_size("tiny", vocab_size=len(tokenizer)))
     rtd.begin_on_neighbours(model, train, tokenizer, SEED)  # as the command begins with tiny
     optimizer = rtd.ElectraAdamW(rtd.get_parameter_groups(model, weight_decay=0.01), lr=5e-4, bias_correction=True)
     schedule = rtd.get_electra_schedule(optimizer, num_warmup_steps=100, num_training_steps=args.max_steps)

@@ -156,8 +156,7 @@ def test_a_signal_at_any_time_ends_the_command_with_its_status(pretrain, monkeyp
         signal.signal(signal.SIGTERM, before)
     shown, said = capsys.readouterr()
     assert ended.value.code == 128 + number
-    command = "--use_cpu --disable_tqdm True --resume_from_checkpoint latest\n"  # as it was typed, to go on
-    assert (command in shown) == (phase == "loop") == ("Interrupted." not in said)
+    assert ("--resume_from_checkpoint latest" in shown) == (phase == "loop") == ("Interrupted." not in said)
     assert latest_checkpoint(tmp_path / "run") or phase in ("text", "model", "trainer")
     assert not list((tmp_path / "run").glob(".*partial*"))
 

@@ -130,14 +130,13 @@ class FineTuner(OriginalTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing where a run goes on from its last step, or from where it stopped early: the Trainer would take one
-        step more."""
+        """Nothing where a run goes on from where it stopped early: the Trainer would take one step more."""
         is_stopped = any(
             isinstance(callback, EarlyStoppingCallback)
             and callback.early_stopping_patience_counter >= callback.early_stopping_patience
             for callback in self.callback_handler.callbacks
         )
-        if self.state.global_step < self.state.max_steps and not is_stopped:
+        if not is_stopped:
             super()._run_epoch(*args, **kwargs)
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:

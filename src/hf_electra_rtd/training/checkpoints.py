@@ -28,6 +28,7 @@ from transformers.trainer_utils import SchedulerType
 from hf_electra_rtd.base.files import hash_files, reading, remove_directory, writing
 from hf_electra_rtd.base.records import FractionRecord
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.encoders.families import DROPOUTS
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.configuration_electra_rtd import OPTIONS
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -52,8 +53,7 @@ _OF_TOWERS = (
     "num_attention_heads",
     "intermediate_size",
     "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
+    *DROPOUTS,
 )
 _OF_OPTIMIZER = (
     "learning_rate",
@@ -65,7 +65,6 @@ _OF_OPTIMIZER = (
     "bias_correction",
     "mixed_precision",
     "lr_scheduler_type",
-    "warmup_steps",
     "max_grad_norm",
     "clip_separately",
     "exact_loss_normalization",
@@ -128,7 +127,6 @@ def describe_run(
     for name, tower in model.config.towers.items():
         described |= {f"{name}.{key}": getattr(tower, key, None) for key in _OF_TOWERS}
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
-    described["vocab_size"] = model.config.discriminator_config.vocab_size
     described["lr_scheduler_type"] = SchedulerType(args.lr_scheduler_type).value
     described["optim"] = args.optim.removesuffix("_fused")  # which is the same
     if not isinstance(stream, SequenceStream):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -267,4 +267,4 @@ def describe_data(stream: Any) -> dict[str, Any]:
     sequences = getattr(stream, "sequences", stream)
     if isinstance(sequences, Blocks):
         return records.public(asdict(sequences.header))
-    return {"num_sequences": len(sequences)}
+    return {"num_sequences": len(sequences)} if isinstance(sequences, Sized) else {}

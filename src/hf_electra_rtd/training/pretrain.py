@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -174,13 +173,13 @@ def main(
         # First the process that prepares for all, then one of each node, which fetches for its caches.
         with args.main_process_first(local=False), args.main_process_first(local=True):
             model, tokenizer = _get_networks(model_args, data_args, args, initialization, checkpoint)
-            if before is not None and before["run"]["vocab_size"] != len(tokenizer):
+            if before is not None and before["run"]["discriminator.vocab_size"] != len(tokenizer):
                 raise ValueError(
-                    f"{checkpoint} has {before['run']['vocab_size']} tokens, the tokenizer {len(tokenizer)}. "
+                    f"{checkpoint} has {before['run']['discriminator.vocab_size']} tokens, "
+                    f"the tokenizer {len(tokenizer)}. "
                     "Give --tokenizer and --extend_vocabulary as the run began."
                 )
             train, held_out, old_held_out = _get_text(run_args, data_args, args, tokenizer, before)
-        args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(train, args)
         evaluated = held_out_stream(held_out)
@@ -219,9 +218,8 @@ def main(
             trainer.train(resume_from_checkpoint=checkpoint, verify=False)  # it was whole when it was chosen
         if stop.stopped:
             if trainer.is_world_process_zero():
-                program = words[0] if words[0].startswith("hf-electra-rtd ") else shlex.quote(words[0])
-                print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {directory}. Continue:")
-                print(f"  {program} {shlex.join([*argv, '--resume_from_checkpoint', 'latest'])}", flush=True)
+                print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {directory}.")
+                print("To continue, add --resume_from_checkpoint latest to the same command.", flush=True)
             return stop.status
 
         # What it leaves.

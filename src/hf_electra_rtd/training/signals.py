@@ -65,7 +65,7 @@ class StopSignal(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step < state.max_steps and self._should_stop(state.global_step):
-            self.stopped = control.should_training_stop = control.should_save = control.should_log = True
+            self.stopped = control.should_training_stop = control.should_save = True
 
     def _should_stop(self, step: int) -> bool:
         """Whether the run stops after this step: the same answer in every process."""

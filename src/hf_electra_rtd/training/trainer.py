@@ -3,6 +3,7 @@ generator and discriminator: meters, held-out metrics, a stream that resumes, an
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import sys
@@ -66,6 +67,8 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
     ValueError if the sequences do not fill one optimizer step, or a stream has another length."""
     batch = args.sequences_per_step
     if isinstance(sequences, SequenceStream):
+        if args.max_steps <= 0:
+            args.max_steps = len(sequences) // batch
         if len(sequences) != args.max_steps * batch:
             raise ValueError(
                 f"The stream has {len(sequences)} sequences, but {args.max_steps} steps of {batch} sequences need "
@@ -150,6 +153,11 @@ class OriginalTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing where a run goes on from its last step: the Trainer would take one step more."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+
     def _save_whole(self, model: nn.Module, trial: Any, described: dict[str, Any]) -> None:
         """Saves a checkpoint with the description of its run."""
         output_dir = str(self.args.output_dir)
@@ -217,6 +225,7 @@ class RTDTrainer(OriginalTrainer):
         publication: publishing.PretrainingPublication | None = None,
         **kwargs: Any,
     ) -> None:
+        args = copy.copy(args)  # what follows settles them for this run
         if args.n_gpu > 1:
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
         if not model.config.has_generator_network or model.config.freeze_generator:
@@ -238,11 +247,16 @@ class RTDTrainer(OriginalTrainer):
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
             args.eval_strategy = "no"
+        args.eval_on_start = args.eval_on_start and eval_dataset is not None
         tokenizer = processing_class or getattr(data_collator, "tokenizer", None)
-        if getattr(data_collator, "document_attention", False) != args.document_attention:
-            raise ValueError(
-                "document_attention is not that of the data_collator: take that of training.trainer.make_collator."
-            )
+        for name in ("mask_probability", "keep_probability", "masking", "document_attention"):
+            own = getattr(args, name)
+            unsaid = False if name == "document_attention" else own
+            if getattr(data_collator, name, unsaid) != own:
+                raise ValueError(
+                    f"{name} is {own} in args, and not so in the data_collator: take that of "
+                    "training.trainer.make_collator."
+                )
         settle_masking(model.config, args, tokenizer)
         self.card = card or CardArguments()
         self.publication = publication or publishing.PretrainingPublication()
@@ -297,6 +311,7 @@ class RTDTrainer(OriginalTrainer):
             resume_from_checkpoint = str(latest)
             verify = False
         if resume_from_checkpoint:
+            args.eval_on_start = False  # as the first start did it
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
             state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe(), verify)
             first_start = self._first_start()

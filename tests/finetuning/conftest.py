@@ -10,6 +10,7 @@ import pytest
 from transformers import ElectraConfig, ElectraForPreTraining, set_seed
 
 from hf_electra_rtd.finetuning import finetune
+from hf_electra_rtd.publishing import card
 
 
 WORDS = ["river", "mill", "letter", "garden", "horse", "night", "morning", "window", "door", "street"]
@@ -17,10 +18,7 @@ WORDS = ["river", "mill", "letter", "garden", "horse", "night", "morning", "wind
 
 def flag_words(**flags) -> list[str]:
     """A quiet command line for the CPU. A list is several words; None leaves a flag out."""
-    words = []
-    for name, value in {"use_cpu": True, "disable_tqdm": True, **flags}.items():
-        words += [] if value is None else [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words
+    return list(card.flag_words({"use_cpu": True, "disable_tqdm": True, **flags}))
 
 
 def read_lines(source: Path | str) -> list:

@@ -144,8 +144,10 @@ OFFICIAL = [
     ),
     ("squad1 train train-v1.1.json", [squad(WHO)], SHE_OR_HER),
     (
-        *("squad2 dev squad2/dev-v2.0.json", [squad(WHO, NONE, {"id": "d", "question": "?"})], SHE_OR_HER),
-        *(answer("b", "Why?", [], []), answer("d", "?", None, None)),
+        "squad2 dev squad2/dev-v2.0.json",
+        [squad(WHO, NONE, {"id": "d", "question": "?"}, {"id": "e", "question": "How?", "answers": []})],
+        SHE_OR_HER,
+        *(answer("b", "Why?", [], []), answer("d", "?", None, None), answer("e", "How?", [], [])),
     ),
     (
         "conll2000 test conll2000/test.txt",
@@ -207,8 +209,8 @@ def test_files_may_be_compressed(tmp_path):
     lines = b"He PRP B-NP\n\nSo RB O\n"
     (tmp_path / "conll2000").mkdir()
     (tmp_path / "conll2000/test.txt.gz").write_bytes(gzip.compress(lines))
-    (tmp_path / "own.conll.zst").write_bytes(zstandard.compress(lines))
-    own = own_task("t", flags(train_file=str(tmp_path / "own.conll.zst"), task_kind="tagging"))
+    (tmp_path / "own.CONLL.ZST").write_bytes(zstandard.compress(lines))
+    own = own_task("t", flags(train_file=str(tmp_path / "own.CONLL.ZST"), task_kind="tagging"))
     for split in (load_split(TASKS["conll2000"], "test", str(tmp_path)), load_split(own, "train")):
         assert split.examples["texts"] == [["He"], ["So"]]
         assert split.examples["label"] == [["B-NP"], ["O"]]
@@ -332,6 +334,14 @@ def test_own_files_need_nothing_but_their_names(tmp_path, weather, monkeypatch):
     assert load_split(task, "train").examples.to_list() == expected
     assert load_split(task, "dev").examples[0]["texts"] == ['a "fine" day']
     assert str(tmp_path) not in str(load_split(task, "train").source)
+
+
+@pytest.mark.parametrize("row", ["a mill,,", "a mill,the mill,"])
+def test_a_text_without_a_partner_or_a_number_trains_embeddings_from_every_format(tmp_path, row):
+    file = write(tmp_path, "pairs.csv", ["text,other,label", "a river,the river,1.0", row])
+    task = own_task("t", flags(train_file=file, task_kind="embedding", second_text_column_name="other"))
+    first, second = load_split(task, "train").examples["texts"]
+    assert (first, second) == (["a river", "the river"], [part for part in row.split(",") if part])
 
 
 @pytest.mark.parametrize(

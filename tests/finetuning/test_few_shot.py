@@ -73,11 +73,10 @@ def test_a_class_is_scored_by_its_words_mean_logit_of_being_original(encoder, to
 def test_the_loss_is_that_of_detection_at_the_words(tokenizer):
     kind = make_kind(tokenizer)
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
-    loss = kind.loss(SimpleNamespace(logits=logits), {"labels": torch.tensor([2, -100])})
-    original = logits[0].double().sigmoid()
-    wanted = -(torch.log(1 - original[0]) + torch.log(1 - original[1]) + torch.log(original[2])) / 3
-    assert loss.total.item() == pytest.approx(wanted.item(), abs=1e-6)
-    assert (loss.num_items.item(), loss.losses[1].item()) == (1, 0.0)
+    loss = kind.loss(SimpleNamespace(logits=logits), {"labels": torch.tensor([2, 0])})
+    right = torch.tensor([[0, 0, 1], [1, 0, 0]]).bool()
+    original = logits.double().sigmoid()
+    assert loss.item() == pytest.approx(-torch.log(original.where(right, 1 - original)).sum().item() / 3, abs=1e-6)
 
 
 @pytest.mark.parametrize(("columns", "template"), [(("text",), TEMPLATE), (("a", "b"), PAIR_TEMPLATE)])
@@ -138,7 +137,8 @@ def planted(tokenizer, tmp_path_factory):
 def test_without_an_example_the_words_already_tell_classes_that_pre_training_has_seen(planted, tmp_path, tokenizer):
     flags = {"train_file": reviews(tmp_path, 40, 1), "validation_file": reviews(tmp_path, 60, 2), "seeds": 1}
     flags |= {"model_name_or_path": planted, "task_name": "own", "output_dir": tmp_path / "run"}
-    assert run_finetune(**flags, **YES_NO, few_shot=0) == 0
+    assert run_finetune(**flags | {"seeds": 3}, **YES_NO, few_shot=0) == 0
+    assert [path.name for path in (tmp_path / "run/own").glob("seed_*")] == ["seed_42"]  # all would be alike
     record = json.loads((tmp_path / "run/own/seed_42/evaluation_record.json").read_text())
     assert record["metrics"]["dev"]["accuracy"] > 0.9
     assert (record["steps"], "train" in record["data"]) == (0, False)

@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
 from hf_electra_rtd.base.files import lock_directory
-from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord
+from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord, pretraining_of
 from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from tests.finetuning.conftest import WORDS, flag_words, read_lines, review_flags, run_finetune
@@ -93,6 +93,8 @@ def test_one_command_fine_tunes_what_a_run_exported_and_draws_scores_over_tokens
     ]
     means = [sum(record.score for record in runs) / 2 for runs in records.values()]
     assert drawn == [[[1000, 4000], pytest.approx(means)]]
+    assert pretraining_of(run / "discriminator")["tokens"] == 4000
+    assert pretraining_of(run / "checkpoint-2") is None  # a checkpoint has seen a part
     assert (tmp_path / "out/scores.png").exists()
     table = capsys.readouterr().out.rpartition("| model |")[2]
     assert [f"run, {tokens} M tokens" in table for tokens in (0.001, 0.004)] == [True, True]
@@ -351,6 +353,7 @@ WORDS_OF = [
         ({"task_name": "../elsewhere"}, "--task_name"),
         ({"task_name": ["reviews", "others"]}, "--task_name"),
         ({**NO_DEV, "eval_on_start": True, "seeds": 1}, "--eval_on_start"),
+        ({**NO_DEV, "eval_strategy": "epoch", "seeds": 1}, "--eval_strategy"),
         ({**NO_DEV, "select": "best"}, "--select last"),
         ({"tokenizer": "other"}, "other tokens"),
         ({"max_seq_length": 65}, "--max_seq_length is 65.* 64"),

@@ -146,6 +146,8 @@ def test_what_is_neither_texts_nor_examples_nor_an_argument_is_an_exception_in_p
         (TypeError, "learning_rat", {"learning_rat": 1}),
         (ValueError, "learning_rate", {"learning_rate": "fast"}),
         (TypeError, "validation_file", {"validation_file": "a.csv"}),  # it is `validation` in Python
+        (TypeError, "model_name_or_path", {"model_name_or_path": "other"}),
+        (TypeError, "fractions", {"fractions": True}),
         (ValueError, "'text' twice", {"train": pd.DataFrame([["a", "b", 0]], columns=["text", "text", "label"])}),
         (ValueError, "lengths", {"train": {"text": ["a"], "label": []}}),
     ):

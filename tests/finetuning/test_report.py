@@ -106,9 +106,12 @@ def test_a_report_of_numbers_has_errors_in_their_unit(make, tmp_path):
 def test_a_model_that_predicts_one_class_or_number_is_said_to(make, tmp_path, caplog):
     classes = make("classification", "accuracy", labels=LABELS[:2])
     numbers = make("regression", "pearson")
+    questions = make("question_answering", "f1", unanswerable=True)
+    nothing = [{"text": "", "nbest": [], "no_answer_score": 1.0}] * 2
     for kind, predicted, right, said in (
         (classes, ["no"] * 4, ["no", "yes", "no", "no"], "nothing but 'no'"),
         (classes, ["no"] * 4, ["no"] * 4, ""),
+        (questions, nothing, [[], []], ""),
         (numbers, [29.0, 29.1, 29.0, 28.9], [0.0, 100.0, 500.0, 300.0], "nothing but 29"),
         (numbers, [29.0, 90.0, 400.0, 290.0], [0.0, 100.0, 500.0, 300.0], ""),
     ):

@@ -127,6 +127,8 @@ def pretraining_of(network: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The run that a network comes from, by the name of its directory and when it `started`, and the `tokens` that the
     network was trained on. They come from the records of the finished run, or of the export at a fraction of it, that
     the network lies in; None without these."""
+    if Path(network).name not in ("generator", "discriminator", "detector"):
+        return None  # a checkpoint has seen a part of its run
     place = Path(network).resolve().parent
     is_export = (place / FractionRecord.FILE).is_file()
     directory = place.parent.parent if is_export else place
@@ -168,7 +170,7 @@ class EvaluationRecord(_Record):
     selection: str  # how the model was chosen: `last step`, or `best of 3 evaluations by accuracy on dev`
     steps: int  # optimizer steps
     epochs: Number  # passes over the training examples
-    train_seconds: Number  # as in `PretrainingRecord`
+    train_seconds: Number  # in training since it was last resumed, without evaluation
     examples_per_second: Number  # over all processes
     hardware: dict[str, Any]
     versions: dict[str, str]

@@ -73,9 +73,6 @@ class TaskArguments:
     lora_dropout: float = flag(0.1, "Dropout before the adapters.", "[0, 1)")
     merge_adapter: bool = flag(False, "Also save the model with merged adapters, which loads without peft.")
 
-    def __post_init__(self) -> None:
-        check_arguments(self)
-
 
 @dataclass
 class OwnTaskArguments:
@@ -183,6 +180,7 @@ class FineTuningArguments(TrainingArguments):
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
+        self._n_gpu = min(self.n_gpu, 1)  # not `DataParallel`: `accelerate launch` uses several
         check_reports(self)
 
 
@@ -234,7 +232,7 @@ RULES = (
     Rule("benchmark=more", "Name a benchmark or a task of your own.", excludes=_SOURCES),
     Rule("benchmark=own", "There are no examples.", needs=_SOURCES),
     *(
-        Rule(entry.name, "It is of a task of your own.", needs=(*_SOURCES, "benchmark=own"))
+        Rule(entry.name, "It is of a task of your own.", needs=_SOURCES)
         for entry in fields(OwnTaskArguments)
         if entry.name not in _SOURCES
     ),

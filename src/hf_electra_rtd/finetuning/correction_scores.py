@@ -95,7 +95,7 @@ def score_correction(
 
 
 def flat_scores(scores: Any) -> dict[str, float]:
-    """Shares by one name each, such as `sentence_correction_f1`, and the `false_positive_rate`."""
+    """Shares and counts by one name each, such as `sentence_correction_f1`, and the `false_positive_rate`."""
     shares = {"false_positive_rate": scores["false_positive_rate"]}
     for family, level in product(FAMILIES, LEVELS):
         shares |= {f"{family}_{level}_{name}": float(value) for name, value in scores[family][level].items()}

@@ -63,7 +63,8 @@ _ARGUMENTS = (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublicati
 # ---- From Python ----
 
 Examples: TypeAlias = str | os.PathLike[str] | Table
-_EXAMPLE_FLAGS = {"train_file", "validation_file", "test_file"}  # which arguments of `finetune` stand for
+# Which arguments of `finetune` stand for, and what it cannot do.
+_NOT_FLAGS = {"model_name_or_path", "train_file", "validation_file", "test_file", "fractions"}
 
 
 def finetune(
@@ -80,7 +81,7 @@ def finetune(
     `datasets.Dataset`, rows (`[{"text": ...}]`) or columns (`{"text": [...], "label": [...]}`); a `DatasetDict` has
     the splits `train`, `validation` and `test`. Raises TypeError for other examples and for an unknown flag, and
     ValueError for what the command refuses."""
-    known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)} - _EXAMPLE_FLAGS
+    known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)} - _NOT_FLAGS
     for name in flags.keys() - known:
         raise TypeError(f"finetune() has no argument {name!r}. {known_names(name, known, 'arguments')}")
     if flags.get("keep_models") == "none":
@@ -205,9 +206,11 @@ class _Call:
             try:
                 for job in jobs:
                     with self._noting_errors(job):
-                        self.records += run_task(plan, job)
+                        for record in run_task(plan, job):  # those before a failure stay
+                            self.records.append(record)
             except KeyboardInterrupt:
-                logger.warning("Interrupted. Repeat the command: it continues with what is missing.")
+                without = " without --overwrite_output_dir" if plan.flags.overwrite_output_dir else ""
+                logger.warning(f"Interrupted. Repeat the command{without}: it continues with what is missing.")
                 status = INTERRUPTED
             if plan.is_main and self.records:
                 print_table(results_table(self.records))

@@ -124,21 +124,21 @@ class Plan:
         self.is_main = args.process_index == 0
         self.model = StartingModel(flags)
         self.size = flags.size or guess_size(self.model.config)
-        self.seeds = [args.seed + offset for offset in range(flags.seeds)]
+        self.seeds = [args.seed + offset for offset in range(1 if flags.few_shot == 0 else flags.seeds)]
         names = flags.task_name
-        if own.is_given or flags.benchmark == "own":
+        if own.is_given:
             if names[1:]:
                 raise ValueError("Several --task_name are for benchmarks. Your own task has one name.")
             tasks = [own_task(_name_of_data(own) if names == ["all"] else names[0], own)]
         else:
             tasks = [get_task(flags.benchmark, name) for name in expand_task_names(flags.benchmark, names)]
-        tasks = [with_label_words(task, flags.label_words, flags.template) for task in tasks]
         # What one's own task has to predict was given for that.
         self.predicts = flags.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
         self.jobs = []  # without data: all are checked before any are read
         for task in tasks:
             try:
                 self._check(task)
+                task = with_label_words(task, flags.label_words, flags.template)
                 filled = self._arguments(task)
                 settings = self._settings(task, filled)
                 kind = make_kind(task, self.model.tokenizer, **{name: settings[name] for name in LENGTHS})
@@ -155,9 +155,9 @@ class Plan:
             raise ValueError(  # CoNLL-2000 is evaluated on its test split
                 "there is no dev split to choose the best model by. Pass --select last, and --keep_models all or none."
             )
-        if self.args.eval_on_start and not task.dev_splits:
-            raise ValueError("--eval_on_start needs a dev split. Leave it out.")
-        for name in ("few_shot", "class_weights"):
+        if (self.args.eval_on_start or self.args.eval_strategy != "no") and not task.dev_splits:
+            raise ValueError("--eval_on_start and --eval_strategy need a dev split. Leave them out.")
+        for name in ("few_shot", "class_weights", "label_words"):
             if getattr(flags, name) not in (None, "none") and task.kind != "classification":
                 raise ValueError(f"--{name} is for classification, not {task.kind}.")
         types = self.model.tokenizer("a", "b").get("token_type_ids", ())
@@ -174,13 +174,13 @@ class Plan:
         if self.flags.few_shot and args.num_train_epochs is None and args.max_steps < 1:
             args.max_steps = _FEW_STEPS
         args.num_train_epochs = args.num_train_epochs or task.epochs
+        args.metric_for_best_model = f"eval_{task.main_metric}"  # `reduce_lr_on_plateau` reads it, too
+        args.greater_is_better = True
         if self.flags.select == "best":
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
             args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
             args.save_strategy = args.eval_strategy
             args.save_steps = args.eval_steps or args.save_steps
-            args.metric_for_best_model = f"eval_{task.main_metric}"
-            args.greater_is_better = True
             args.load_best_model_at_end = True
         return args
 

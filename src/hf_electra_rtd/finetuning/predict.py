@@ -7,8 +7,8 @@
 
 A line holds the columns of the input and `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`;
 `tags` and `probabilities`; `answer` and `nbest` (the input has `question` and `context`); `choice` and `probabilities`
-(`question`, `choices`); or `corrected`. A column of the input with one of these names becomes `input_label`, ... Text
-to tag is split at spaces, or into characters if the model was fine-tuned on characters.
+(`question`, `choices`); `similarity`; or `corrected`. A column of the input with one of these names becomes
+`input_label`, ... Text to tag is split at spaces, or into characters if the model was fine-tuned on characters.
 """
 
 from __future__ import annotations
@@ -115,8 +115,7 @@ class Classifier:
             self.model = load_onnx(self.name, runtime)
 
     def predict(self, texts: Texts) -> list[dict[str, Any]]:
-        """For each text what the command `predict` writes: `label`, `score` and `probabilities`; `labels` and
-        `probabilities`; `number`; `tags` and `probabilities`; `answer` and `nbest`; or `choice` and `probabilities`.
+        """For each text what the command `predict` writes, such as `label`, `score` and `probabilities`.
 
         `texts` are one text; a list or Series of texts, of pairs of texts as tuples, or of rows as dicts; a DataFrame,
         a `datasets.Dataset` or a dict of columns. A row has the columns that the model was fine-tuned on, or `text`

@@ -168,7 +168,7 @@ def answer_file(path: str) -> str:
 
 def read_rows(task: Task, split: str, path: str) -> Rows:
     """The rows of a file, in the task's format, or that of its name."""
-    suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower().removeprefix(".")
+    suffix = Path(path.lower().removesuffix(".gz").removesuffix(".zst")).suffix.removeprefix(".")
     if task.format is None and suffix not in FORMATS:
         raise ValueError(f"{path} must have a name that ends in .{', .'.join(FORMATS)}.")
     special = {("tagging", "txt"): "conll", ("question_answering", "json"): "squad"}
@@ -194,7 +194,7 @@ def _squad_rows(path: str) -> Rows:
     for article in load_json(path)["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
-                answers = question.get("answers") or ([] if question.get("is_impossible") else None)
+                answers = question.get("answers", [] if question.get("is_impossible") else None)
                 row = {**question, "context": paragraph["context"], "answers": answers}
                 yield f"{path}, question {question['id']}", row
 
@@ -270,9 +270,9 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
         return []
     row = {task.renamed.get(name, name): value for name, value in row.items()}
     id_column = task.id_column or next((name for name in _IDS if row.get(name) is not None), None)
-    if task.kind == "embedding" and split == "train" and row.get(task.label_column) is None:
+    if task.kind == "embedding" and split == "train" and row.get(task.label_column) in (None, ""):
         row = {**row, task.label_column: None}  # without a number, the second text may be missing, too
-        given = tuple(column for column in task.columns if row.get(column) is not None)
+        given = tuple(column for column in task.columns if row.get(column) not in (None, ""))
         task = dataclasses.replace(task, columns=given or task.columns[:1])
     if not task.label_column:
         label = None

@@ -81,7 +81,7 @@ def _constant_prediction(kind: Kind, predicted: Sequence[Any], right: Sequence[A
     if kind.task.kind == "regression":
         is_constant = np.ptp(ours) < np.ptp(theirs) / 100
     else:
-        is_constant = ours != theirs and all(value == ours[0] for value in ours)
+        is_constant = all(value == ours[0] for value in ours) and bool(_errors(kind, predicted, right).any())
     return {"constant_prediction": ours[0]} if is_constant else {}
 
 

@@ -163,16 +163,12 @@ def save_result(
     if plan.flags.keep_models != "none":
         with naming(directory):
             save_model(plan, job.task, model, directory)
-    failure = None
     try:
         for name, (predictions, scores) in answers.items():
             record.reports |= write_report(directory, name, job.kind, predictions, scores, splits[name])
-    except Exception as error:
-        failure = error
-    record.save(directory)
-    remove_leftovers(directory)  # until now they were all that was kept of the training
-    if failure is not None:
-        raise failure
+    finally:
+        record.save(directory)
+        remove_leftovers(directory)  # until now they were all that was kept of the training
 
 
 def save_model(plan: Plan, task: Task, model: Any, directory: Path) -> None:

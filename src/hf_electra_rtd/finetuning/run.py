@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -88,8 +89,8 @@ def _fit_to_labels(plan: Plan, job: Job) -> None:
         job.kind.class_weights = [counts.total() / len(task.labels) / max(counts[label], 1) for label in task.labels]
 
 
-def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
-    """Runs a task with all seeds, keeps the models that are asked for, and returns the records."""
+def run_task(plan: Plan, job: Job) -> Iterator[EvaluationRecord]:
+    """Runs a task with all seeds, and keeps the models that are asked for. Yields each record when its run is done."""
     title = job.task.title
     if plan.flags.overwrite_output_dir and plan.is_main:
         for path in seed_directories(plan.directory, job.task):
@@ -117,9 +118,9 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
         kept = {"best": [best_seed(records)], "all": done, "none": []}[plan.flags.keep_models]
         if is_trained and plan.is_main:
             remove_models(plan, job.task, set(done).difference(kept))
+        yield record
     if "train" in job.splits:
         for seed in kept:
             directory = seed_directory(plan.directory, job.task, seed)
             if not (directory / MODEL_DIRECTORY).exists():
                 logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")
-    return records

@@ -196,8 +196,7 @@ def score_squad_v2(
 
     Returns:
         `exact_match` and `f1`; the same of the questions with an answer (`has_answer_f1`, ...) and of those without
-        (`no_answer_f1`, ...), where there are any; `best_f1`, `best_f1_threshold`, ... All but thresholds are
-        fractions.
+        (`no_answer_f1`, ...), where there are any; `best_f1`, ... All are fractions.
     """
     normalized = _NORMALIZED.get(language, _squad_normalized)
     golds = [list(filter(normalized, texts)) or [""] for texts in answers]
@@ -215,7 +214,6 @@ def score_squad_v2(
         totals = np.cumsum([(~has_answer).sum(), *gains[surest]])  # with none answered, the surest one, ...
         best = int(totals.argmax())
         result[f"best_{name}"] = float(totals[best]) / len(values)
-        result[f"best_{name}_threshold"] = float(scores[surest[best - 1]]) if best else 0.0
     return result
 
 

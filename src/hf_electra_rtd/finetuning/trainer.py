@@ -92,7 +92,7 @@ class FineTuner(OriginalTrainer):
             data_collator=kind.collate,
             processing_class=kind.tokenizer,
         )
-        if args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(f"Fine-tuning needs the whole model in each process. {ONE_GPU_EACH}")
         self.add_callback(_FineTuningCallback)
         if args.early_stopping_patience:
@@ -121,12 +121,9 @@ class FineTuner(OriginalTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         outputs = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
-        losses = self.kind.loss(outputs, inputs)
-        loss = losses.mean()
-        if model.training and num_items_in_batch is not None:
-            # Processes average their gradients; each must hold its share of the sum.
-            processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-            loss = losses.total * processes / num_items_in_batch
+        # Processes average their gradients; each must hold its share of the sum.
+        processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        loss = self.kind.loss(outputs, inputs) * processes / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -158,13 +155,11 @@ class FineTuner(OriginalTrainer):
         predictions = kind.decode(outputs, features, split.examples)
         return predictions, kind.score(predictions, split.examples)
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """The scores on `dev`, or on the `Split` in its place, under `eval_<metric>`."""
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The scores on `dev`, under `eval_<metric>`."""
         began = time.perf_counter()
-        split: Any = eval_dataset or self.dev
-        metrics = {f"{metric_key_prefix}_{name}": score for name, score in self.answer(split)[1].items()}
+        dev: Any = self.dev
+        metrics = {f"eval_{name}": score for name, score in self.answer(dev)[1].items()}
         self.evaluation_seconds += time.perf_counter() - began
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -21,7 +21,7 @@ from hf_electra_rtd.base.files import hash_files
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.tokenization import count_unknown, tokenizer_hash
 from hf_electra_rtd.finetuning.scores import score_labels
-from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.ops import IGNORED
 
 
 Prediction = Any  # JSON: a label, a number, the index of a choice, a list of tags, or an answer with its n-best list
@@ -65,11 +65,13 @@ class Kind(ABC):
 
     def encode(self, examples: Dataset, training: bool) -> Dataset:
         """The features of examples (as `data.load_split` gives them), cached by `datasets`: `input_ids`;
-        `token_type_ids` where the tokenizer gives them; `labels`, unless an example has none; `length` in tokens;
-        `example`, the index of its example; `truncated`, whether that lost text; and what `decode` needs. `training`
-        adds what only training sees (both orders of a pair), and leaves out what cannot be learned."""
+        `token_type_ids` where the tokenizer gives them; `length` in tokens; `example`, the index of its example;
+        `truncated`, whether that lost text; and what `decode` needs. `training` adds `labels` and what else only
+        training sees (both orders of a pair), and leaves out what cannot be learned."""
         common = {"length": Value("int32"), "example": Value("int64"), "truncated": Value("bool")}
         types = {**dict.fromkeys(self.input_names, self.input_type), **common, **self.columns}
+        if not training:
+            del types["labels"]
 
         def as_columns(batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
             features = self.encode_batch(batch, indices, training)
@@ -80,7 +82,7 @@ class Kind(ABC):
         sample = dict(self.tokenizer("a b", "c d", return_offsets_mapping=True))  # how pairs are made, and offsets
         tokenizer = [tokenizer_hash(self.tokenizer), *self.input_names, sample]
         identity = [examples._fingerprint, tokenizer, dataclasses.asdict(self.task), lengths, training, code]
-        features = examples.map(
+        return examples.map(
             as_columns,
             batched=True,
             with_indices=True,
@@ -88,7 +90,6 @@ class Kind(ABC):
             features=Features(types),
             new_fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
         )
-        return features.remove_columns("labels") if features.data.column("labels").null_count else features
 
     def count_unknown(self, features: Dataset) -> tuple[int, int]:
         """How many tokens of features are unknown to the vocabulary, and how many there are."""
@@ -114,16 +115,15 @@ class Kind(ABC):
         collator = self.make_collator(self.tokenizer)
         return dict(collator([{name: feature[name] for name in names} for feature in features]))
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of a batch as a sum over its labels other than -100, so that batches of different sizes add up:
         by default cross-entropy in float32. `outputs` are of the model, called with the batch without its labels."""
         return self._cross_entropy(outputs.logits, batch["labels"])
 
-    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> LossSum:
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """`logits` is (B, classes) or (B, classes, L)."""
         weight = None if self.class_weights is None else logits.new_tensor(self.class_weights, dtype=torch.float32)
-        losses = F.cross_entropy(logits.float(), labels, weight, ignore_index=IGNORED, reduction="none")
-        return LossSum(losses.sum(), losses.detach(), labels.ne(IGNORED).sum())
+        return F.cross_entropy(logits.float(), labels, weight, ignore_index=IGNORED, reduction="sum")
 
     @abstractmethod
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:

@@ -15,7 +15,7 @@ from transformers import AutoModelForMultipleChoice, AutoModelForSequenceClassif
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.finetuning.scores import label_report
-from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.ops import IGNORED
 
 
 class ClassificationKind(Kind):
@@ -42,7 +42,7 @@ class ClassificationKind(Kind):
         features = []
         for row, (index, _, label) in enumerate(rows):
             feature = self._inputs(tokens, row) | {"example": index}
-            feature["labels"] = None if label is None else self._target(label)
+            feature["labels"] = self._target(label) if training else None
             feature["truncated"] = feature["length"] > self.max_seq_length
             if feature["truncated"]:
                 parts = tokens.sequence_ids(row)
@@ -74,11 +74,9 @@ class MultiLabelKind(ClassificationKind):
     report = staticmethod(label_report)
     columns: ClassVar = {"labels": List(Value("float32"))}
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Binary cross-entropy of each label of each example."""
-        labels = batch["labels"]
-        losses = F.binary_cross_entropy_with_logits(outputs.logits.float(), labels, reduction="none")
-        return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
+        return F.binary_cross_entropy_with_logits(outputs.logits.float(), batch["labels"], reduction="sum")
 
     def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
         return expit(outputs)
@@ -103,10 +101,8 @@ class RegressionKind(ClassificationKind):
             features = [{**feature, "labels": (feature["labels"] - mean) / deviation} for feature in features]
         return super().collate(features)
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
-        labels = batch["labels"]
-        losses = F.mse_loss(outputs.logits.float().squeeze(-1), labels, reduction="none")
-        return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        return F.mse_loss(outputs.logits.float().squeeze(-1), batch["labels"], reduction="sum")
 
     def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
         return None
@@ -159,7 +155,7 @@ class MultipleChoiceKind(Kind):
             filled.append(inputs | {"labels": feature.get("labels", IGNORED)})
         return dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy in float32 over the choices that a question really has."""
         logits = outputs.logits.float()
         real = batch["attention_mask"].sum(-1) > 1  # a real choice has the special tokens at least

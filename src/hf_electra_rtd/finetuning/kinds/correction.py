@@ -17,7 +17,7 @@ from hf_electra_rtd.data.units import cut_text, find_units, in_case_of, is_han, 
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_correction
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
-from hf_electra_rtd.ops import IGNORED, LossSum, best_and_lead
+from hf_electra_rtd.ops import IGNORED, best_and_lead
 
 
 # Of right words that are masked in training (Wu et al. 2023, arXiv 2305.17721): else a model learns to copy.
@@ -78,7 +78,6 @@ class CorrectionKind(Kind):
     columns: ClassVar = {
         "labels": List(Value("int64")),
         "spans": List(List(Value("int32"))),
-        "in_training": Value("bool"),
     }
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
@@ -102,8 +101,8 @@ class CorrectionKind(Kind):
                         span = begin + unit.start, begin + unit.stop
                         labels[unit.first] = targets.get(span, IGNORED)
                         spans.append([unit.first, *span])
-                feature |= {"labels": labels if training else None, "spans": spans, "in_training": training}
-                features.append(feature | {"example": index, "truncated": bool(tokens.encodings[row].overflowing)})
+                feature |= {"labels": labels, "spans": spans, "example": index}
+                features.append(feature | {"truncated": bool(tokens.encodings[row].overflowing)})
         return features
 
     def _targets(self, text: str, right: str) -> dict[tuple[int, int], int] | None:
@@ -122,21 +121,19 @@ class CorrectionKind(Kind):
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """As of other tasks; in training, a share of the right tokens is masked."""
         batch = super().collate(features)
-        if features[0]["in_training"]:
+        if "labels" in batch:
             is_right = batch["labels"].eq(batch["input_ids"])
             masked = is_right & torch.rand(is_right.shape).lt(MASKED_SHARE)
             batch["input_ids"] = batch["input_ids"].masked_fill(masked, int(self.tokenizer.mask_token_id))
         return batch
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Both losses in float32, weighted, over the words of one token."""
         correction = self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
         judged = batch["labels"].ne(IGNORED) & batch["input_ids"].ne(int(self.tokenizer.mask_token_id))
         is_wrong = batch["labels"].ne(batch["input_ids"]).float()
         detection = F.binary_cross_entropy_with_logits(outputs.detection_logits, is_wrong, reduction="none") * judged
-        total = CORRECTION_WEIGHT * correction.total + DETECTION_WEIGHT * detection.sum()
-        losses = CORRECTION_WEIGHT * correction.losses + DETECTION_WEIGHT * detection.detach()
-        return LossSum(total, losses, correction.num_items)
+        return CORRECTION_WEIGHT * correction + DETECTION_WEIGHT * detection.sum()
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
         """For each sentence its `source` and the `text` in which each word has given way to a likelier one."""

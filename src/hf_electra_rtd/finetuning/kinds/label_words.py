@@ -27,7 +27,7 @@ from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind
 from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind
-from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.ops import IGNORED
 
 
 _PLACES = re.compile(r"\{([^{}]*)\}")  # in a template
@@ -36,13 +36,10 @@ _PLACES = re.compile(r"\{([^{}]*)\}")  # in a template
 def with_label_words(task: Task, words: Sequence[str] | None, template: str | None) -> Task:
     """The task with words for its classes (`class=word`) and the template in which they stand, if they are given.
     Words of other classes or not of all, and a template without their places, are a ValueError."""
-    if not (words or template):
+    if words is None or template is None:
         return task
-    if task.kind != "classification":
-        raise ValueError(f"label_words is for classification, not {task.kind}.")
-    of_class = dict(word.partition("=")[::2] for word in words or ())
-    template = template or ""
-    if len(of_class) < len(words or ()):
+    of_class = dict(word.partition("=")[::2] for word in words)
+    if len(of_class) < len(words):
         raise ValueError("label_words gives one class two words. Give each class one.")
     for name in of_class:
         if name not in task.labels:
@@ -105,7 +102,7 @@ class LabelWordsKind(ClassificationKind):
             tokens, places, truncated = self._fill(texts)
             feature = {name: tokens[name] for name in self.input_names}
             feature |= {"length": max(map(len, tokens["input_ids"])), "places": places, "truncated": truncated}
-            features.append(feature | {"example": index, "labels": None if label is None else self._target(label)})
+            features.append(feature | {"example": index, "labels": self._target(label) if training else None})
         return features
 
     def _fill(self, texts: list[str]) -> tuple[Any, list[list[int]], bool]:
@@ -141,9 +138,8 @@ class LabelWordsKind(ClassificationKind):
             rows.append(inputs | {"labels": feature.get("labels", IGNORED)})
         return dict(DataCollatorForMultipleChoice(self.tokenizer)(rows))
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Binary cross-entropy in float32: the mean over the words of an example."""
-        is_right = F.one_hot(batch["labels"].clamp(min=0), outputs.logits.shape[1])
-        losses = F.binary_cross_entropy_with_logits(outputs.logits, is_right.float(), reduction="none").mean(-1)
-        losses = losses * batch["labels"].ne(IGNORED)
-        return LossSum(losses.sum(), losses.detach(), batch["labels"].ne(IGNORED).sum())
+        is_right = F.one_hot(batch["labels"].clamp(min=0), outputs.logits.shape[1])  # -100 in evaluation
+        losses = F.binary_cross_entropy_with_logits(outputs.logits, is_right.float(), reduction="none")
+        return losses.mean(-1).sum()

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from datasets import Dataset, List, Value
 from scipy.special import softmax
 from torch import Tensor
@@ -17,7 +16,6 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.finetuning.scores import score_answers, score_squad_v2
-from hf_electra_rtd.ops import IGNORED, LossSum
 
 
 # google-research/electra configure_finetuning.py: `n_best_size`, `max_answer_length`, `answerable_weight` (beside the
@@ -94,8 +92,8 @@ class QuestionAnsweringKind(Kind):
                 windows.append(self._inputs(tokens, row) | {"first": first, "offsets": offsets})
             if not any(window["offsets"] for window in windows):
                 continue  # a context of characters that the tokenizer drops
-            labels = self._labels(windows, answers, starts)
-            if training and labels[0][0] == IGNORED:
+            labels = self._labels(windows, answers, starts) if training else [None] * len(windows)
+            if not labels:
                 continue  # the context does not have the answer
             truncated = questions[owner] != question
             for window, label in zip(windows, labels, strict=True):
@@ -110,22 +108,20 @@ class QuestionAnsweringKind(Kind):
             for text, encoding in zip(questions, encodings, strict=True)
         ]
 
-    def _labels(self, windows: list[Feature], answers: list[str] | None, starts: Any) -> list[Any]:
-        """Of each window; None where the answer is not known, -100 where the context does not have it."""
+    def _labels(self, windows: list[Feature], answers: list[str], starts: list[int]) -> list[list[int]]:
+        """Of each window; none where the context does not have the answer."""
         number = 3 if self.task.unanswerable else 2  # start, end, whether there is an answer
-        if answers is None:
-            return [None] * len(windows)
-        if not answers and self.task.unanswerable:
+        if not answers:
             return [[0, 0, 0]] * len(windows)
-        if not answers or starts[0] < 0:
-            return [[IGNORED] * number] * len(windows)
+        if starts[0] < 0:
+            return []
         # The first and the last token that have a character of the answer, counted in the context.
         offsets = [window["offsets"][self.doc_stride if row else 0 :] for row, window in enumerate(windows)]
         begins, ends = np.array(list(itertools.chain(*offsets))).T
         first = int(np.searchsorted(ends, starts[0], side="right"))
         last = int(np.searchsorted(begins, starts[0] + len(answers[0]))) - 1
         if first > last:
-            return [[IGNORED] * number] * len(windows)
+            return []
         step = len(windows[0]["offsets"]) - self.doc_stride  # tokens of the context from a window to the next
         labels = []
         for row, window in enumerate(windows):
@@ -136,24 +132,20 @@ class QuestionAnsweringKind(Kind):
 
     # ---- Loss ----
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Of a feature: (cross-entropy of its start + that of its end) / 2, and half the binary cross-entropy of
         whether there is an answer, where the head predicts that (google-research/electra finetune/qa/qa_tasks.py,
         `get_prediction_module`); times the number of its labels, as the mean over labels is then that over features.
         """
         labels = batch["labels"]
-        real = labels != IGNORED
-        losses = torch.zeros(labels.shape, device=labels.device)
-        for column, name in enumerate(("start_logits", "end_logits")):
-            logits = outputs[name].float()
-            nll = F.cross_entropy(logits, labels[:, column], ignore_index=IGNORED, reduction="none")
-            losses[:, column] = 0.5 * nll
+        starts = F.cross_entropy(outputs["start_logits"].float(), labels[:, 0], reduction="sum")
+        ends = F.cross_entropy(outputs["end_logits"].float(), labels[:, 1], reduction="sum")
+        loss = (starts + ends) / 2
         if self.task.unanswerable and "answerable_logits" in outputs:
             logits = outputs["answerable_logits"].float()
-            wanted = labels[:, 2].clamp(min=0).float()
-            losses[:, 2] = ANSWERABLE_WEIGHT * F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-        losses = losses.where(real, 0.0) * labels.shape[1]
-        return LossSum(losses.sum(), losses, real.sum())
+            answerable = F.binary_cross_entropy_with_logits(logits, labels[:, 2].float(), reduction="sum")
+            loss = loss + ANSWERABLE_WEIGHT * answerable
+        return loss * labels.shape[1]
 
     # ---- Predictions ----
 

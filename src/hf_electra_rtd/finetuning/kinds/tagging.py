@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.finetuning.scores import tag_report
-from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.ops import IGNORED
 
 
 class TaggingKind(Kind):
@@ -61,13 +61,13 @@ class TaggingKind(Kind):
             word_ids = tokens.word_ids(row)
             places = [word_ids.index(word) for word in range(len(words))]
             labels = [IGNORED] * len(word_ids)
-            for place, tag in zip(places, (tags or [])[first:], strict=False):
+            for place, tag in zip(places, tags[first:] if training else (), strict=False):
                 labels[place] = self.task.labels.index(tag)
-            feature = self._inputs(tokens, row) | {"labels": None if tags is None else labels, "places": places}
+            feature = self._inputs(tokens, row) | {"labels": labels, "places": places}
             features.append(feature | {"example": index, "truncated": bool(tokens.encodings[row].overflowing)})
         return features
 
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         return self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:

@@ -201,6 +201,8 @@ def test_a_generator_is_a_smaller_one_of_the_same_family(kind):
     assert (config.hidden_size, config.num_hidden_layers) == expected
     if kind != "electra":
         assert len(getattr(config, "layer_types", [0])) == 1
+    if "deberta" in kind:
+        assert config.pos_att_type == ["p2c", "c2p"]  # of all layers, though there are as many of these
     narrow = derive_generator_config(tiny_family_config("bert"), 0.5, 1.0)
     assert (narrow.hidden_size, narrow.num_attention_heads, narrow.intermediate_size) == (16, 1, 32)
 

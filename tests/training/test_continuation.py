@@ -96,6 +96,31 @@ def test_heads_go_on_too_and_an_objective_without_generator_needs_none(tmp_path,
             assert torch.equal(with_new.main_head.get_parameter(name), parameter), name
 
 
+def test_rows_of_a_pair_that_stand_for_no_token_are_left_out(tmp_path, tokenizer):
+    pair = ElectraForRTDPretraining(tiny_config())
+    pair.resize_token_embeddings(pad_to_multiple_of=64)
+    pair.save_pretrained(tmp_path)
+    built = build_model(ModelArguments(continue_from=str(tmp_path)), tokenizer, 32)
+    assert [network.vocab_size for network in built.config.towers.values()] == [len(tokenizer)] * 2
+    torch.testing.assert_close(logits(built)[0], logits(pair)[0])
+    torch.testing.assert_close(logits(built)[1], logits(pair)[1][..., : len(tokenizer)])
+
+
+@pytest.mark.parametrize(
+    ("generator", "max_seq_length", "message"),
+    [
+        ("generator", 600, "max_position_embeddings"),
+        ("", 32, "Name one of its networks"),
+        ("generator/config.json", 32, "a trained masked language model"),
+    ],
+)
+def test_a_generator_that_does_not_fit_or_is_none_is_named(tmp_path, tokenizer, generator, max_seq_length, message):
+    ElectraForRTDPretraining(tiny_config()).save_towers(tmp_path, tokenizer)
+    arguments = ModelArguments(generator=str(tmp_path / generator))
+    with pytest.raises(ValueError, match=message):
+        build_model(arguments, tokenizer, max_seq_length)
+
+
 @pytest.mark.parametrize("form", ["run", "towers", "named"])
 def test_a_new_generator_has_a_quarter_of_the_width_or_as_told(places, tokenizer, form):
     known, pair = places

@@ -103,10 +103,11 @@ def test_metrics_of_ones_own_get_what_the_discriminator_says(tmp_path, blocks, t
     assert own == pytest.approx(expected)
 
 
-def test_a_plain_trainer_measures_what_ours_does(tmp_path, blocks, tokenizer):
+@pytest.mark.parametrize("more", [{}, {"objective": "electric", "generator": "two_tower"}], ids=["rtd", "electric"])
+def test_a_plain_trainer_measures_what_ours_does(tmp_path, blocks, tokenizer, more):
     # Shorter and longer sequences, so that batches are padded, and to different lengths.
     short = [{"input_ids": blocks[1][index]["input_ids"][: 8 + 5 * (index % 4)]} for index in range(len(blocks[1]))]
-    ours = make_trainer(tmp_path, (blocks[0], short), tokenizer, per_device_eval_batch_size=3)
+    ours = make_trainer(tmp_path, (blocks[0], short), tokenizer, more=more, per_device_eval_batch_size=3)
     collator = DataCollatorForRTD(tokenizer, seed=ours.args.stream_seed, max_seq_length=32)
     options = {"per_device_eval_batch_size": 3, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
     options |= {"remove_unused_columns": False}

@@ -181,9 +181,8 @@ def derive_generator_config(
     values = _copyable(config)
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads}
     sizes = {config.attribute_map.get(name, name): size for name, size in sizes.items()} | {inner_name: inner}
-    for name, value in values.items():  # what each layer has of its own
-        if isinstance(value, list) and len(value) == config.num_hidden_layers:
-            values[name] = value[:num_layers]
+    if "layer_types" in values:
+        values["layer_types"] = values["layer_types"][:num_layers]
     return CONFIG_MAPPING[config.model_type](**{**values, **sizes})
 
 

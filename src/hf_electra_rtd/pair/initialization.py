@@ -202,7 +202,7 @@ def _set_heads(encoder: Any, config: Any) -> None:
     size = config.hidden_size
     project = getattr(encoder, "embeddings_project", None)
     if project is not None and size < project.in_features:  # it would mix positions with words
-        scale = project.weight.norm(dim=1).mean()
+        scale = project.weight.norm(dim=1).mean().item()
         project.weight[:_POSITION_SIZE] = 0
         project.weight[:, :_POSITION_SIZE] = 0
         project.weight[:_POSITION_SIZE, :_POSITION_SIZE] = scale * torch.eye(_POSITION_SIZE)
@@ -243,6 +243,6 @@ def _pseudo_inverse(matrix: Tensor) -> Tensor:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return torch.linalg.pinv(matrix)
+        return torch.linalg.pinv(matrix.cpu())
     finally:
         torch.set_num_threads(threads)

@@ -173,8 +173,10 @@ class Place:
 
     def load_config(self) -> Any:
         """The configuration of a network of any family. Raises ValueError for one of no family that transformers
-        knows, and for a pair."""
-        if self.family not in CONFIG_MAPPING or self.family == ElectraRTDConfig.model_type:
+        knows, and for what is not one network."""
+        if self.model is None or self.family == ElectraRTDConfig.model_type:
+            raise self.error("one of its networks")
+        if self.family not in CONFIG_MAPPING:
             raise ValueError(f"{self.name}: transformers has no encoder of model_type {self.family!r}.")
         with reading(self.name, "It must be the config.json of an encoder."):
             return CONFIG_MAPPING[self.family].from_dict(dict(self.config))

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_electra_rtd.encoders.families import unsplit_layers
 from hf_electra_rtd.training.arguments import MUON, RTDTrainingArguments
 
 
@@ -152,11 +151,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 def get_parameter_groups(
     model: nn.Module, weight_decay: float, generator_learning_rate: float | None = None, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Two groups: with weight decay, and biases and LayerNorm without, as in google-research/electra. Frozen
+    """Two groups: with weight decay, and biases and norms without, as in google-research/electra. Frozen
     parameters are left out. With `generator_learning_rate`, two more follow: what only a pair's generator has. With
     `muon`, the matrices of a pair's layers have groups of their own, for [`ElectraMuon`]."""
-    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    exempted = {id(parameter) for norm in norms for parameter in norm.parameters()}
     own = set() if generator_learning_rate is None else set(map(id, split_parameters(model)["generator"]))
     matrices = _layer_matrices(model) if muon else set()
     groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
@@ -164,7 +161,7 @@ def get_parameter_groups(
         if not parameter.requires_grad:
             continue
         is_own = id(parameter) in own
-        is_exempt = id(parameter) in exempted or name.endswith("bias")
+        is_exempt = parameter.ndim < 2 or name.endswith("bias")  # norms and biases; a bias of ConvBERT is a matrix
         is_matrix = id(parameter) in matrices
         group = groups.setdefault((is_own, is_exempt, is_matrix), {"params": []})
         group["params"].append(parameter)
@@ -176,15 +173,10 @@ def get_parameter_groups(
     return [groups[key] for key in sorted(groups)]
 
 
-def _layer_matrices(pair: Any) -> set[int]:
+def _layer_matrices(pair: nn.Module) -> set[int]:
     """The ids of the matrices in the layers of both towers: not tables, projections of embeddings and heads."""
-    layers = [
-        module
-        for tower in pair.towers.values()
-        for module in tower.modules()
-        if type(module).__name__ in unsplit_layers(tower)
-    ]
-    return {id(parameter) for layer in layers for parameter in layer.parameters() if parameter.ndim == 2}
+    stacks = [module for module in pair.modules() if isinstance(module, nn.ModuleList)]
+    return {id(parameter) for stack in stacks for parameter in stack.parameters() if parameter.ndim == 2}
 
 
 def split_parameters(pair: Any) -> dict[str, list[nn.Parameter]]:

@@ -162,6 +162,8 @@ def _plan_networks(arguments: Any, discriminator: Place | None = None, generator
     sharing = options.get("sharing", ElectraRTDConfig.sharing)
     if generator is not None:
         options["generator_config"] = generator.load_config()
+        if not generator.has_weights:
+            raise ValueError(f"--generator {generator.error('a trained masked language model')}")
     if discriminator is not None:
         main = discriminator.load_config()
         detects = OBJECTIVE_TRAITS[options.get("objective", ElectraRTDConfig.objective)].predicts == "replaced"
@@ -289,6 +291,10 @@ def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length
         place = str(plan.discriminator.place)
         refuse_other_tokens(place, tokenizer, f"The pair {place}")
         saved = ElectraForRTDPretraining.from_pretrained(place, dtype=torch.float32)
+        if saved.config.discriminator_config.vocab_size > len(tokenizer):  # rows that stand for no token
+            saved.resize_token_embeddings(len(tokenizer))
+            for network in config.towers.values():
+                network.vocab_size = len(tokenizer)
     if not plan.is_trained:
         networks = {}
     elif plan.generator.kind == PAIR and saved.config.sharing == config.sharing:
@@ -297,6 +303,7 @@ def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length
         names = ["discriminator", "generator"] if config.exports_generator else ["discriminator"]
         networks = {name: _make_network(plan, name, tokenizer, saved) for name in names}
         if config.exports_generator:
+            config.check()  # of what they share, the sizes are the same now
             _begin_alike(plan, **networks)
             share(config.sharing, **networks)
     pair = ElectraForRTDPretraining(config, **networks)

@@ -70,7 +70,7 @@ def test_errors_in_a_text_with_chinese_are_single_characters():
 
 def test_pairs_are_made_from_text_and_a_file_that_changes_none_is_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_text(
-        "今天新情很好。我们去看电影！好\n\nThe horse saw the mill. It was\tthere.\n" * 30
+        "今天新情很好。“我们去看电影！”好\n\nThe horse saw the mill. It was\tthere.\n" * 30
     )
     (tmp_path / "set.txt").write_text("horse horse\n")
     flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.txt")]
@@ -87,8 +87,8 @@ def test_pairs_are_made_from_text_and_a_file_that_changes_none_is_refused(tmp_pa
     assert "100 pairs" in capsys.readouterr().out
     header, *rows = (line.split("\t") for line in (tmp_path / "pairs.tsv").read_text().splitlines())
     assert (header, len(rows)) == (["text", "right"], 100)
-    whole = {"今天新情很好。", "我们去看电影！", "The horse saw the mill.", "It was there."}
+    whole = {"今天新情很好。", "“我们去看电影！”", "The horse saw the mill.", "It was there."}
     assert {right for _, right in rows} == whole
     errors = {(text, right) for text, right in rows if text != right}
-    assert errors == {("今天心情很好。", "今天新情很好。"), ("我们去看店影！", "我们去看电影！"),
+    assert errors == {("今天心情很好。", "今天新情很好。"), ("“我们去看店影！”", "“我们去看电影！”"),
                       ("The house saw the mill.", "The horse saw the mill.")}  # fmt: skip

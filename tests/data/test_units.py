@@ -9,7 +9,8 @@ import pytest
 from transformers import BertTokenizer
 
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
-from hf_electra_rtd.data.units import cut_text, find_units
+from hf_electra_rtd.data.units import WORD, cut_text, find_units, is_word, may_change
+from hf_electra_rtd.data.words import is_inside
 from tests.families_for_tests import make_tokenizer
 
 
@@ -25,6 +26,13 @@ def chinese():
 @pytest.fixture(scope="module")
 def byte_level():
     return make_tokenizer("byte-level BPE, <s>")
+
+
+def test_vowel_signs_and_accents_belong_to_the_letter_before_them():
+    assert WORD.findall("किताब पढ़ो 你好 don't كِتَاب") == ["किताब", "पढ़ो", "你", "好", "don", "t", "كِتَاب"]
+    assert [is_word(text) for text in ("किताब", "mill", "好", "", "a1", "\u0301")] == [True] * 3 + [False] * 3
+    assert may_change("यह किताब", "किताब")
+    assert [is_inside("किताब", place) for place in range(6)] == [False, True, True, True, True, False]
 
 
 @pytest.mark.parametrize(

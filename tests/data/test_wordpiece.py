@@ -137,6 +137,8 @@ def test_the_size_follows_the_text_and_its_characters(monkeypatch):
     chinese = train_wordpiece(lambda: LANGUAGES["Chinese"])  # of more than 60 characters
     assert 120 < len(chinese) <= 400
     assert len(train_wordpiece(lambda: english, 90)) <= 90
+    with pytest.raises(ValueError, match="empty"):
+        train_wordpiece(lambda: ["", " "])
     with pytest.raises(ValueError, match="vocab_size=5"):
         train_wordpiece(lambda: english, 5)
 

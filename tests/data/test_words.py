@@ -17,6 +17,7 @@ from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.packing import WORD_START
 from hf_electra_rtd.data.sequences import get_sequences
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.data.words import LineEncoder
 from hf_electra_rtd.ops import IGNORED
 from tests.conftest import blocks_of_text, make_text
 from tests.families_for_tests import TOKENIZERS, make_tokenizer
@@ -69,6 +70,17 @@ def test_the_bits_of_a_block_file_are_the_words_of_the_text(tmp_path, tokenizers
     assert batch.ids[~special].tolist() == ids[: len(packed)]
     assert packed == wanted[: len(packed)]
     assert file.header.word_segmenter == "tokenizer"
+
+
+def test_each_token_of_a_script_without_spaces_is_a_word(tokenizers):
+    tokenizer = tokenizers["Unigram"]
+    line = "水流水流水 saws"
+    begins = LineEncoder(tokenizer, None)([line])[0] >= WORD_START
+    offsets = tokenizer(line, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    chinese = np.array([start < 5 for start, _ in offsets])
+    assert chinese.sum() >= 3
+    assert begins[chinese].all()
+    assert not begins[~chinese].all()
 
 
 def test_the_original_packing_cuts_the_bits_as_it_cuts_the_ids(tmp_path, tokenizer):

@@ -155,7 +155,7 @@ def parse_size(flag: str, text: str | None) -> int | None:
 
     try:
         return None if text is None else int(convert_file_size_to_int(text.upper()))  # a small b is a bit there
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"--{flag} {text}: name a size, such as 512MB or 24GB.") from None
 
 

@@ -29,7 +29,8 @@ from hf_electra_rtd.data.text import parse_sources, read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
 
 
-_BETWEEN = re.compile(r"(?<=[。！？])|(?<=[.!?])\s+")  # sentences  # noqa: RUF001
+_CLOSE = "。！？”’」』）"  # which belong to the sentence before  # noqa: RUF001
+_BETWEEN = re.compile(rf"(?<=[{_CLOSE}])(?<=[。！？].|.[。！？])(?![{_CLOSE}])|(?<=[.!?।؟۔])\s+")  # noqa: RUF001
 _SHORTEST = 6  # characters of a sentence
 _LONGEST = 128
 

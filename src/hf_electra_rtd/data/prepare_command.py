@@ -40,7 +40,9 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
         places, done = distributed.prepare(arguments, data)
     else:
         kept = directory / TOKENIZER_DIRECTORY
-        check_output(kept, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)  # before the work
+        # Mistakes come before the work.
+        check_output(kept, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)
+        data.parse(data.held_out_files or ())
         tokenizer = get_tokenizer(data, arguments, directory, keeps=False)
         files = get_sequences(data, arguments, directory, tokenizer)
         done = "Train"

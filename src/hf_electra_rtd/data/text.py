@@ -97,7 +97,7 @@ def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
             found += parse_sources(os.fspath(source), text_column=text_column)
         elif isinstance(source, Mapping) and not isinstance(source.get(text_column), (str, Iterator, type(None))):
             found.append(Source("the texts in memory", text_column=text_column, in_memory=source))
-        elif hasattr(source, "column_names") and not isinstance(source, Mapping):
+        elif hasattr(source, "select_columns"):
             rows = _with_column(source, text_column)
             found.append(Source("the dataset in memory", text_column=text_column, in_memory=rows))
         else:
@@ -316,6 +316,8 @@ def _load_dataset(source: Source) -> Any:
         is_single = not isinstance(dataset, DatasetDict)
         if source.config or source.revision or (is_single and source.split != Source.split):
             raise ValueError("a saved dataset has no config, no revision, and no split unless several were saved")
+        if not is_single and source.split not in dataset:
+            raise ValueError(f"it has no split {source.split!r}, only {', '.join(dataset)}")
         dataset = dataset if is_single else dataset[source.split]
     else:
         options = {"split": source.split, "streaming": source.streaming, "revision": source.revision}

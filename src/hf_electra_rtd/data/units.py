@@ -11,11 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 
 # What a piece of a long text may end with: sentences first, then clauses.
-_SENTENCE_ENDS = "。！？!?.;；…\n"  # noqa: RUF001
-_CLAUSE_ENDS = "，,、：:"  # noqa: RUF001
+_SENTENCE_ENDS = "。！？!?.;；…।؟۔\n"  # noqa: RUF001
+_CLAUSE_ENDS = "，,、：:،"  # noqa: RUF001
 _HAN = "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # blocks of Unicode
 _ANY_HAN = re.compile(f"[{_HAN}]")
-WORD = re.compile(rf"[{_HAN}]|[^\W\d_{_HAN}]+")  # a word of letters, or one Chinese character
+# Vowel signs and accents, which are letters to readers of Hindi and Arabic, and not to `re`.
+_MARKS = "".join(sign for sign in map(chr, range(0x300, 0x1E95B)) if unicodedata.category(sign)[0] == "M")
+# A word of letters, or one Chinese character.
+WORD = re.compile(rf"[{_HAN}]|[^\W\d_{_HAN}](?:[^\W\d_{_HAN}]|[{re.escape(_MARKS)}])*")
 
 
 class Unit(NamedTuple):
@@ -33,10 +36,15 @@ def is_han(text: str) -> bool:
     return _ANY_HAN.search(text) is not None
 
 
+def is_word(text: str) -> bool:
+    """Whether a text is letters alone, with the marks on them."""
+    return text[:1].isalpha() and all(unicodedata.category(sign)[0] in "LM" for sign in text)
+
+
 def may_change(text: str, word: str) -> bool:
     """Whether a word of a text can be corrected: a word of letters; in a text with Chinese, Chinese characters alone,
     so that the corrected text has as many characters."""
-    return word.isalpha() and is_han(word) == is_han(text)
+    return is_word(word) and is_han(word) == is_han(text)
 
 
 def in_case_of(word: str, other: str) -> str:
@@ -78,7 +86,7 @@ def find_units(text: str, encoding: Any) -> list[Unit]:
         start += len(found) - len(found.lstrip())
         if word is None or start >= stop:
             continue
-        while stop < len(text) and unicodedata.combining(text[stop]):  # an accent that the tokenizer drops
+        while stop < len(text) and unicodedata.category(text[stop])[0] == "M":  # which the tokenizer drops
             stop += 1
         last = units[-1] if units else None
         in_one = word == before and last is not None and not is_han(text[last.start : last.stop] + found)

@@ -38,12 +38,12 @@ _COVERED = 0.9999  # of a text, by the characters of a vocabulary without room f
 _MOST_CHARACTERS = 0.75
 _AT_ONCE = 1 << 20  # characters that are counted at once
 # Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, ideographs.
-_UNSPACED = (
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uff66-\uff9f\U00020000-\U0003ffff"
 )
 # Their characters, each with its marks, are words; of other scripts, what is too long is cut.
-_UNITS = rf"[{_UNSPACED}]\p{{M}}*|[^{_UNSPACED}]{{{_LONGEST}}}"
+_UNITS = rf"[{UNSPACED}]\p{{M}}*|[^{UNSPACED}]{{{_LONGEST}}}"
 _SPACES = r"[\p{Cc}\u200b]"
 _INVISIBLE = r"(?![\u200c\u200d])\p{Cf}"  # but for the joiners, which change how letters are written
 
@@ -74,11 +74,13 @@ def train_wordpiece(
             such a text becomes lower case. If not, the tokenizer composes characters (NFC), takes each character of
             scripts without spaces for a word, and cuts longer words after 100 characters.
 
-    Raises ValueError for a size with no room for words.
+    Raises ValueError for a size with no room for words, and for an empty text.
     """
     if vocab_size is not None and vocab_size <= len(SPECIAL_TOKENS):
         raise ValueError(f"vocab_size={vocab_size} leaves no room for words. Choose some thousands.")
     text = _measure(lines())
+    if not text.num_characters:
+        raise ValueError("There is no text to train a tokenizer on: what was named is empty.")
     is_english = text.others < _MOST_OTHERS
     lowercase = is_english if lowercase is None else lowercase
     strip_accents = is_english and lowercase if strip_accents is None else strip_accents

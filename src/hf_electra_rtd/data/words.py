@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data.packing import WORD_START
 from hf_electra_rtd.data.tokenization import continuing_prefix, get_backend, token_texts
+from hf_electra_rtd.data.units import is_word as is_word_of_letters
+from hf_electra_rtd.data.wordpiece import UNSPACED
 
 
 Segmenter = Callable[[str], Iterable[str]]  # the words of a line, in order; what it leaves out stands between words
@@ -22,6 +25,7 @@ BY_TOKENIZER = "tokenizer"  # named where there is no segmenter
 _MARKS = ("▁", "Ġ")  # before a word, in SentencePiece and in byte-level BPE
 SENTENCE_ENDS = tuple(".!?\u3002\uff01\uff1f\u0964\u061f")  # also in Chinese, Hindi and Arabic
 _READABLE = range(4, 25)  # words of a sentence
+_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 
 @cache
@@ -86,7 +90,7 @@ def whole_words(tokenizer: PreTrainedTokenizerBase, size: int) -> WholeWords:
     is_word, continues = np.zeros((2, size), dtype=bool)
     special = set(tokenizer.all_special_ids)
     found = tokens_that_continue(tokenizer)
-    is_word[: len(every)] = [text.isalpha() and index not in special for index, text in enumerate(texts)]
+    is_word[: len(every)] = [is_word_of_letters(text) and index not in special for index, text in enumerate(texts)]
     if found is None:  # tokens of one kind go to the same places: with and without a space before them
         found = np.array([not name.startswith(_MARKS) for name in tokenizer.convert_ids_to_tokens(every)])
     continues[: len(found)] = found
@@ -121,7 +125,8 @@ def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], befo
 def is_inside(text: str, place: int) -> bool:
     """Whether a place of a text lies between two letters of a word. Ideographs and kana may be words by themselves."""
     return 0 < place < len(text) and all(
-        sign.isalnum() and not _stands_without_spaces(sign) for sign in text[place - 1 : place + 1]
+        unicodedata.category(sign)[0] in "LNM" and not _stands_without_spaces(sign)
+        for sign in text[place - 1 : place + 1]
     )
 
 
@@ -189,7 +194,8 @@ def _middle_word(tokenizer: PreTrainedTokenizerBase, words: Sequence[Sequence[st
 
 class LineEncoder:
     """Tokenizes lines, and finds where words begin: with a segmenter, at tokens where its words begin; without one,
-    where WordPiece has no ##, and for other tokenizers at a word of their pre-tokenizer, or a token with a mark."""
+    where WordPiece has no ##, and for other tokenizers at a word of their pre-tokenizer, a token with a mark, or one
+    of a script without spaces."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segmenter: Segmenter | None) -> None:
         self.segmenter = segmenter
@@ -197,6 +203,9 @@ class LineEncoder:
         self._continues = tokens_that_continue(tokenizer)
         marked = [_tokens_with(tokenizer, mark) for mark in _MARKS]
         self._marked = marked[0] if marked[0].any() else marked[1]  # beside the first, Ġ is a letter of Maltese
+        if self._continues is None:  # a vowel sign alone goes on with a word
+            firsts = [text.lstrip()[:1] for text in token_texts(tokenizer, range(len(tokenizer)))]
+            self._marked |= np.array([first.isalnum() and _UNSPACED.match(first) is not None for first in firsts])
 
     def __call__(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of some lines, int64 (N,): ids, with `WORD_START` where a word begins; and how many each line

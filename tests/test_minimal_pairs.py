@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.base.records import EvaluationRecord
@@ -162,8 +162,9 @@ def saved(tmp_path, tokenizer):
     masked_lm("electra").float().save_pretrained(tmp_path / "masked")
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2}
     GPT2LMHeadModel(GPT2Config(vocab_size=len(VOCABULARY), **sizes)).save_pretrained(tmp_path / "causal")
-    for name in ("masked", "causal"):
-        tokenizer.save_pretrained(tmp_path / name)
+    tokenizer.save_pretrained(tmp_path / "masked")
+    backend = tokenizer.backend_tokenizer  # a causal model often has no padding, [CLS] or [MASK]
+    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="[SEP]").save_pretrained(tmp_path / "causal")
     return tmp_path
 
 

@@ -30,6 +30,7 @@ def byte_level():
 
 def test_vowel_signs_and_accents_belong_to_the_letter_before_them():
     assert WORD.findall("किताब पढ़ो 你好 don't كِتَاب") == ["किताब", "पढ़ो", "你", "好", "don", "t", "كِتَاب"]
+    assert is_word("می\u200cخواهم")
     assert [is_word(text) for text in ("किताब", "mill", "好", "", "a1", "\u0301")] == [True] * 3 + [False] * 3
     assert may_change("यह किताब", "किताब")
     assert [is_inside("किताब", place) for place in range(6)] == [False, True, True, True, True, False]

@@ -151,9 +151,9 @@ class Corrector(TextJudge):
         changes: list[list[Change]] = [[] for _ in texts]
         for places, encoding, inputs in self.batches(texts):
             output = self.model(**inputs_of(self.model.config, inputs), whole=True)
-            shares_BL = output.detection_logits.double().sigmoid()
+            shares_BL = output.detection_logits.cpu().double().sigmoid()  # MPS has no float64
             # No word gains anything where the likeliest of all tokens stands already.
-            gains_BL = best_and_lead(output.logits, inputs["input_ids"])[..., 1]
+            gains_BL = best_and_lead(output.logits, inputs["input_ids"])[..., 1].cpu()
             may_change_BL = ((shares_BL > self.threshold) & (gains_BL > min(self.margin, 0.0))).tolist()
             rows = zip(places, encoding.encodings, may_change_BL, output.logits, strict=True)
             for place, of_text, may_change_L, logits_LV in rows:
@@ -174,8 +174,8 @@ class Corrector(TextJudge):
                 continue
             if any(span.start < stop and start < span.stop for span in kept):
                 continue
-            logits_V = logits_LV[first].double()
-            allowed_V = torch.from_numpy(self._allowed(word, own)).to(logits_V.device)
+            logits_V = logits_LV[first].cpu().double()
+            allowed_V = torch.from_numpy(self._allowed(word, own))
             best = logits_V.masked_fill(~allowed_V, -math.inf).max(dim=0)
             right = in_case_of(word, self._words.texts[int(best.indices)])
             if right != word:  # the likeliest token may be the same word in another case

@@ -172,7 +172,7 @@ def load_for_detection(
 
 def replaced_logits(tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """A detector's logits (B, L), float64, positive for "replaced"."""
-    return detection_logits(tower, **inputs_of(tower.config, inputs)).double()
+    return detection_logits(tower, **inputs_of(tower.config, inputs)).cpu().double()  # MPS has no float64
 
 
 def _log_odds(rate: float) -> float:

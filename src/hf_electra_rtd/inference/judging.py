@@ -76,6 +76,7 @@ class TextJudge(ABC):
         it could not be judged, if so. Warns of texts that are unknown to the vocabulary (see `check_known`)."""
         if isinstance(texts, str):
             return self([texts])[0]
+        texts = [*texts]
         check_known("The texts", *self.count_unknown(texts), refuses=False)
         return self.results(texts)
 

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
 
-from hf_electra_rtd.base.files import hash_files, hash_model, reading, write_text
+from hf_electra_rtd.base.files import hash_files, hash_model, load_pretrained, reading, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, public, utc_now
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.reader import records_of
@@ -105,8 +105,8 @@ def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentenceP
                 paradigm = str(row.get("UID", row.get("paradigm", file.stem)))
                 phenomenon = str(row.get("linguistics_term", row.get("phenomenon", paradigm)))
                 sentences = [row[name] for name in _COLUMNS]
-                if not all(isinstance(sentence, str) for sentence in sentences):
-                    raise ValueError("a sentence is no text")
+                if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+                    raise ValueError("a sentence is no text, or empty")
             pair = SentencePair(paradigm, phenomenon, *sentences)
             counts[paradigm] += 1
             if max_pairs is None or counts[paradigm] <= max_pairs:
@@ -189,7 +189,7 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
         mask = pad_sequence([torch.ones_like(ids) for ids in sequences], batch_first=True).to(network.device)
         log_p = network(input_ids=input_ids, attention_mask=mask).logits[:, :-1].log_softmax(dim=-1)
         following = log_p.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
-        return (following.double() * mask[:, 1:]).sum(dim=1).tolist()
+        return (following.cpu().double() * mask[:, 1:].cpu()).sum(dim=1).tolist()
 
     return partial(_by_length, of_batch, tokenizer, batch_size)
 
@@ -239,7 +239,10 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
     `within_words` where it is not one that fills masks."""
     if counted_on is not None:
         tokenizer = load_tokenizer(name)
-        return Judge(bigram_scorer(CountedBigram(BlockFile(counted_on), len(tokenizer)), tokenizer), None, tokenizer)
+        blocks = BlockFile(counted_on)
+        if blocks.header.tokenizer_hash != tokenizer_hash(tokenizer):
+            raise ValueError(f"counted_on: {counted_on} was made with another tokenizer than {name}. Name that one.")
+        return Judge(bigram_scorer(CountedBigram(blocks, len(tokenizer)), tokenizer), None, tokenizer)
     place = identify(name)
     network: Any
     make: Callable[..., Scorer]
@@ -263,7 +266,9 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
     network.eval()
     if torch.accelerator.is_available():
         network.to(torch.accelerator.current_accelerator())
-    tokenizer = load_tokenizer(place.tokenizer)
+    # A causal one has neither [CLS] nor [MASK], and often no padding.
+    load = partial(load_pretrained, AutoTokenizer) if make is causal_scorer else load_tokenizer
+    tokenizer = load(place.tokenizer)
     options = {"within_words": True} if within_words else {}
     return Judge(make(network, tokenizer, **options), network, tokenizer)
 

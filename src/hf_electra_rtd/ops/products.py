@@ -138,9 +138,9 @@ def _applies(input: Tensor, weight: Tensor) -> bool:
         on_cpu(input)
         and input.dtype == weight.dtype == torch.float32
         and input.dim() > 1
+        and not torch.compiler.is_compiling()  # where a size may be unknown
         and input.numel() > 0
         and input.shape[-1] == weight.shape[-1]
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and library() == ONEDNN
     )

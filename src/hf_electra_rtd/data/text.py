@@ -97,7 +97,7 @@ def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
             found += parse_sources(os.fspath(source), text_column=text_column)
         elif isinstance(source, Mapping) and not isinstance(source.get(text_column), (str, Iterator, type(None))):
             found.append(Source("the texts in memory", text_column=text_column, in_memory=source))
-        elif hasattr(source, "select_columns"):
+        elif hasattr(source, "select_columns") and not isinstance(source, Mapping):
             rows = _with_column(source, text_column)
             found.append(Source("the dataset in memory", text_column=text_column, in_memory=rows))
         else:

@@ -162,7 +162,7 @@ def _plan_networks(arguments: Any, discriminator: Place | None = None, generator
     sharing = options.get("sharing", ElectraRTDConfig.sharing)
     if generator is not None:
         options["generator_config"] = generator.load_config()
-        if not generator.has_weights:
+        if generator.kind == CONFIGURATION:
             raise ValueError(f"--generator {generator.error('a trained masked language model')}")
     if discriminator is not None:
         main = discriminator.load_config()

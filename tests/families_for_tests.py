@@ -52,9 +52,6 @@ _KINDS: dict[str, dict[str, Any]] = {
     "bert": _USUAL,
     "camembert": _ROBERTA,
     "convbert": _USUAL | {"embedding_size": 16, "conv_kernel_size": 3},
-    "deberta": _USUAL
-    | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
-    | {"type_vocab_size": 0, "legacy": False},
     "deberta-v2": _DEBERTA,
     "distilbert": {
         "dim": HIDDEN_SIZE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -114,7 +114,6 @@ FAMILIES: dict[str, Family] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
-FAMILIES["deberta"] = replace(FAMILIES["deberta-v2"], layers=("DebertaLayer",))
 # Others work, too: their masked language models compute the logits of all tokens, which is right, and slow.
 _OTHER = Family(transform=cast(Any, None))
 

@@ -319,6 +319,15 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
         run(lambda argv: 1 // 0)
 
 
+def test_a_command_whose_reader_has_ended_ends_without_a_word():
+    code = "from hf_electra_rtd.base.cli import run; run(lambda argv: print('text ' * 100_000))"
+    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    command.stdout.close()
+    assert command.communicate()[1] == ""
+    assert command.returncode == FAILED
+
+
 @pytest.mark.parametrize(
     ("command", "argv", "status", "message"),
     [

@@ -23,6 +23,7 @@ from transformers import (
     AutoTokenizer,
     ElectraConfig,
     ElectraForPreTraining,
+    LongformerConfig,
     pipeline,
 )
 
@@ -205,6 +206,8 @@ def test_a_generator_is_a_smaller_one_of_the_same_family(kind):
         assert config.pos_att_type == ["p2c", "c2p"]  # of all layers, though there are as many of these
     narrow = derive_generator_config(tiny_family_config("bert"), 0.5, 1.0)
     assert (narrow.hidden_size, narrow.num_attention_heads, narrow.intermediate_size) == (16, 1, 32)
+    windows = LongformerConfig(num_hidden_layers=4, attention_window=[8, 8, 16, 16])  # one of each layer
+    assert derive_generator_config(windows).attention_window == [8, 8]
 
 
 @pytest.mark.parametrize("sharing", ["embeddings", "gdes"])

@@ -178,6 +178,13 @@ def test_language_models_of_other_people_are_judged_by_their_directory(name, sav
     assert judge_pairs(pairs, judge.scorer).num_pairs == 3
 
 
+@pytest.mark.parametrize("name", ["masked", "causal"])
+@pytest.mark.parametrize("sentence", ["mill " * 2000, "\u00ad"], ids=["long", "without a token"])
+def test_a_sentence_that_cannot_be_read_is_refused(sentence, name, saved):
+    with pytest.raises(ValueError, match="tokens"):
+        load_judge(str(saved / name)).scorer(["she saw", sentence])
+
+
 def test_a_causal_language_model_fills_no_masks(saved):
     with pytest.raises(ValueError, match="within_words"):
         load_judge(str(saved / "causal"), within_words=True)

@@ -61,6 +61,12 @@ def test_rows_misspell_words_in_upper_case_and_leave_protected_ones_and_random_e
     assert drawn == {"we", "like", "old", "mill", "the", "I", "house"}
 
 
+def test_a_protected_word_is_whole_also_where_its_letters_carry_marks():
+    protected = Confusions({}, frozenset({"हम", "Mill"}))
+    text = "हम, Mill mills, हमें"
+    assert [text[part.start : part.stop] for part in protected.protected_in(text)] == ["हम", "Mill"]
+
+
 def test_errors_in_a_text_with_chinese_are_single_characters():
     sets = [Confusions({"aple": ("apple",), "ta": ("她",), "他": ("她",)})]
     misspell = Misspeller(sets, [1.0])

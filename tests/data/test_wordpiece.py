@@ -1,4 +1,5 @@
 import gzip
+import random
 import re
 import unicodedata
 from pathlib import Path
@@ -21,6 +22,7 @@ def read_fixture(name):
 
 
 LANGUAGES = read_fixture("languages.txt")
+SYLLABLES = [chr(code) for code in range(0xAC00, 0xAC00 + 60 * 28, 28)]  # of Korean
 HELD_OUT = read_fixture("languages_held_out.txt")  # where there are few letters, of those in the sentences above
 PROTEIN = ["".join("MKVLAADTGE"[(row * place * place + place) % 10] for place in range(240)) for row in range(1, 40)]
 
@@ -148,6 +150,14 @@ def test_characters_that_are_rare_leave_room_for_words():
     tokenizer = train_wordpiece(lambda: lines, 160)
     assert not any(token >= "一" for token in tokenizer.get_vocab())
     assert tokenizer.tokenize("the river") == ["the", "river"]
+
+
+def test_letters_inside_words_count_twice_so_that_words_have_room():
+    draw = random.Random(0)
+    lines = [" ".join("".join(draw.choices(SYLLABLES, k=2)) for _ in range(20)) for _ in range(100)]
+    vocabulary = train_wordpiece(lambda: lines, 100).get_vocab()
+    assert len(vocabulary) <= 100
+    assert sum(len(token.removeprefix("##")) > 1 and "[" not in token for token in vocabulary) >= 15
 
 
 @pytest.mark.parametrize(

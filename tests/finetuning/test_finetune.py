@@ -23,6 +23,7 @@ from hf_electra_rtd.base.files import lock_directory
 from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord, pretraining_of
 from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
+from hf_electra_rtd_command import INTERRUPTED
 from tests.finetuning.conftest import WORDS, flag_words, read_lines, review_flags, run_finetune
 from tests.publishing.card_records import run_record
 
@@ -95,6 +96,9 @@ def test_one_command_fine_tunes_what_a_run_exported_and_draws_scores_over_tokens
     assert drawn == [[[1000, 4000], pytest.approx(means)]]
     assert pretraining_of(run / "discriminator")["tokens"] == 4000
     assert pretraining_of(run / "checkpoint-2") is None  # a checkpoint has seen a part
+    with monkeypatch.context() as patch:
+        patch.chdir(run / "discriminator")
+        assert pretraining_of(".")["tokens"] == 4000
     assert (tmp_path / "out/scores.png").exists()
     table = capsys.readouterr().out.rpartition("| model |")[2]
     assert [f"run, {tokens} M tokens" in table for tokens in (0.001, 0.004)] == [True, True]
@@ -155,6 +159,18 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
     for name in ("model/model.safetensors", "predictions_dev.jsonl"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes()
     assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in broken.iterdir())
+
+
+def test_a_run_that_is_broken_off_in_a_report_is_not_done(finished, tmp_path, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    flags = {**finished[1], "seeds": 1, "max_steps": 2, "output_dir": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "write_report", interrupt)
+        assert run_finetune(**flags) == INTERRUPTED
+    assert run_finetune(**flags) == 0
+    assert record_of(tmp_path).reports
 
 
 @pytest.mark.parametrize(
@@ -350,6 +366,7 @@ WORDS_OF = [
     ("flags", "named"),
     [
         ({"optim": "adafactor"}, "--layerwise_lr_decay 1"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "--lr_scheduler_type"),
         ({"task_name": "../elsewhere"}, "--task_name"),
         ({"task_name": ["reviews", "others"]}, "--task_name"),
         ({**NO_DEV, "eval_on_start": True, "seeds": 1}, "--eval_on_start"),

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord
+from hf_electra_rtd.inference import likelihood
 from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.training import pretrain
@@ -137,6 +138,11 @@ def test_evaluations_are_of_this_model(runs, hub):
     halfway = str(runs / "halfway")
     with pytest.raises(ValueError, match="reviews"):
         send(runs / "run", "--evaluations", tuned, halfway)
+    (runs / "pairs.tsv").write_text("she came .\tcame she .\n")
+    judged = ["--model", str(runs / "run/generator"), "--pairs", str(runs / "pairs.tsv")]
+    likelihood.main([*judged, "--output_dir", str(runs / "judged")])
+    with pytest.raises(ValueError, match="pairs"):
+        send(runs / "run", "--evaluations", str(runs / "judged"))
     assert hub.requests == []
     assert send(runs / "run", "--evaluations", tuned, "--compared", halfway) == 0
     with_results = [

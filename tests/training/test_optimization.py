@@ -73,18 +73,25 @@ def test_decay_spares_biases_and_layer_norms_and_every_parameter_that_is_not_fro
     assert sum(len(group["params"]) for group in groups) == len(list(unshared.discriminator.parameters()))
 
 
-@pytest.mark.parametrize("family", ["albert", "deberta", "roberta-prelayernorm"])
+@pytest.mark.parametrize("family", ["albert", "convbert", "deberta", "roberta-prelayernorm"])
 def test_muon_has_the_matrices_of_the_layers_and_decay_spares_the_norms_of_families_that_are_not_known(family):
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
     main = CONFIG_MAPPING[family](vocab_size=40, max_position_embeddings=16, **sizes)
     model = ElectraForRTDPretraining(ElectraRTDConfig(discriminator_config=main))
     groups = get_parameter_groups(model, 0.01, muon=True)
     for group in groups:
-        assert (group["weight_decay"] == 0) == all(each.ndim < 2 for each in group["params"])
+        # A bias of ConvBERT has a second dimension, of one element.
+        assert (group["weight_decay"] == 0) == all(each.ndim < 2 or each.shape[1] == 1 for each in group["params"])
     matrices = {id(each) for group in groups if "muon" in group for each in group["params"]}
-    layers = model.discriminator.base_model.encoder
-    linear = {id(each.weight) for each in layers.modules() if isinstance(each, nn.Linear)}
-    assert len(linear & matrices) >= 5
+    stacks = [
+        layer
+        for tower in (model.generator, model.discriminator)
+        for layer in tower.base_model.encoder.modules()
+        if isinstance(layer, nn.ModuleList)
+    ]
+    assert matrices == {
+        id(module.weight) for stack in stacks for module in stack.modules() if isinstance(module, nn.Linear)
+    }
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

@@ -202,6 +202,7 @@ def test_a_resumed_run_is_not_evaluated_at_its_start_and_takes_no_step_after_the
         model = ElectraForRTDPretraining(tiny_config())
         trainer = RTDTrainer(model, arguments(tmp_path, **flags), *few, tokenizer, collator)
         trainer.train(resume_from_checkpoint=checkpoint)
+        assert trainer.args.eval_on_start  # also in the record
         return [log["step"] for log in trainer.state.log_history if event in log]
 
     few = [blocks[0][index] for index in range(16)], [blocks[1][index] for index in range(4)]
@@ -285,6 +286,8 @@ def test_max_steps_or_epochs_decide_the_length(tmp_path, blocks, tokenizer):
         make_trainer(tmp_path, blocks, tokenizer, max_steps=-1, num_train_epochs=0.01)
     with pytest.raises(ValueError, match=r"stream has 5 sequences, but 6 steps of 8 sequences need 48"):
         make_trainer(tmp_path, (SequenceStream(blocks[0], 5), blocks[1]), tokenizer)
+    with pytest.raises(ValueError, match=r"stream has 5 sequences, but 1 steps of 8 sequences need 8"):
+        make_trainer(tmp_path, (SequenceStream(blocks[0], 5), blocks[1]), tokenizer, max_steps=-1, num_train_epochs=1)
     stream = SequenceStream(blocks[0], 24)
     assert make_trainer(tmp_path, (stream, None), tokenizer, max_steps=-1, num_train_epochs=1).args.max_steps == 3
 

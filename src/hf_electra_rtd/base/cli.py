@@ -67,6 +67,7 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
             status: Any = command(sys.argv[1:])
         except SystemExit as nothing_to_do:
             status = nothing_to_do.code
+        sys.stdout.flush()
         # Threads of a process group that outlive the interpreter may abort a process that has done all its work, at
         # which a launcher would kill the first one, which may still save. The others just end.
         distributed: Any = sys.modules.get("torch.distributed")
@@ -77,6 +78,9 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
                 sys.stdout.flush()
                 os._exit(status or 0)
         sys.exit(status)
+    except BrokenPipeError:  # what reads the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
     except (ValueError, OSError, FloatingPointError) as error:
         told = str(error)
         if isinstance(error, OSError) and error.strerror:  # without its number

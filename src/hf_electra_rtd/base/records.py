@@ -127,9 +127,10 @@ def pretraining_of(network: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The run that a network comes from, by the name of its directory and when it `started`, and the `tokens` that the
     network was trained on. They come from the records of the finished run, or of the export at a fraction of it, that
     the network lies in; None without these."""
-    if Path(network).name not in ("generator", "discriminator", "detector"):
+    path = Path(network).resolve()
+    if path.name not in ("generator", "discriminator", "detector"):
         return None  # a checkpoint has seen a part of its run
-    place = Path(network).resolve().parent
+    place = path.parent
     is_export = (place / FractionRecord.FILE).is_file()
     directory = place.parent.parent if is_export else place
     if not (directory / PretrainingRecord.FILE).is_file():

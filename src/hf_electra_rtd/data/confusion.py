@@ -26,7 +26,7 @@ from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, requ
 from hf_electra_rtd.base.files import check_output, writing
 from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.text import parse_sources, read_text
-from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
+from hf_electra_rtd.data.units import MARKS, WORD, in_case_of, is_han, may_change
 
 
 _CLOSE = "。！？”’」』）"  # which belong to the sentence before  # noqa: RUF001
@@ -60,7 +60,10 @@ class Confusions:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        whole = (word if is_han(word) else rf"(?<!\w){word}(?!\w)" for word in map(re.escape, self.protected))
+        letter = rf"[\w{re.escape(MARKS)}]"
+        whole = (
+            word if is_han(word) else f"(?<!{letter}){word}(?!{letter})" for word in map(re.escape, self.protected)
+        )
         found = "|".join(sorted(whole, key=len, reverse=True)) or "(?!)"
         return re.compile(f"(?=({found}))", re.IGNORECASE)  # a lookahead, because words may overlap
 

@@ -11,16 +11,16 @@ from transformers import PreTrainedTokenizerBase
 
 
 # What a piece of a long text may end with: sentences first, then clauses.
-_SENTENCE_ENDS = "。！？!?.;；…।؟۔\n"  # noqa: RUF001
+_SENTENCE_ENDS = "。！？!?.;；؛…।؟۔\n"  # noqa: RUF001
 _CLAUSE_ENDS = "，,、：:،"  # noqa: RUF001
 _HAN = "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # blocks of Unicode
 _ANY_HAN = re.compile(f"[{_HAN}]")
 # Vowel signs, accents and joiners, which are letters to readers of Hindi and Persian, and not to `re`.
-_MARKS = "\u200c\u200d" + "".join(
+MARKS = "\u200c\u200d" + "".join(
     sign for sign in map(chr, range(0x300, 0x1E95B)) if unicodedata.category(sign)[0] == "M"
 )
 # A word of letters, or one Chinese character.
-WORD = re.compile(rf"[{_HAN}]|[^\W\d_{_HAN}](?:[^\W\d_{_HAN}]|[{re.escape(_MARKS)}])*")
+WORD = re.compile(rf"[{_HAN}]|[^\W\d_{_HAN}](?:[^\W\d_{_HAN}]|[{re.escape(MARKS)}])*")
 
 
 class Unit(NamedTuple):
@@ -40,7 +40,7 @@ def is_han(text: str) -> bool:
 
 def is_word(text: str) -> bool:
     """Whether a text is letters alone, with the marks on them."""
-    return text[:1].isalpha() and all(sign.isalpha() or sign in _MARKS for sign in text)
+    return text[:1].isalpha() and all(sign.isalpha() or sign in MARKS for sign in text)
 
 
 def may_change(text: str, word: str) -> bool:

@@ -95,8 +95,11 @@ def train_wordpiece(
     logger.info(f"  {text.others:.1%} of the letters are not a to z.")
     normalizer, pre_tokenizer = _rules(lowercase, strip_accents)
     # A sixteenth for characters, which small alphabets do not fill, and more where the text needs it.
-    limit = min(max(size // 16, text.num_covering), int(_MOST_CHARACTERS * size))
-    characters = _most_frequent(lines(), normalizer, max(1, limit))
+    characters = _most_frequent(lines(), normalizer, max(size // 16, text.num_covering))
+    # A letter that may stand inside a word has two entries, `x` and `##x`.
+    entries = np.cumsum([1 + (sign.isalnum() and not re.match(f"[{UNSPACED}]", sign)) for sign in characters])
+    most = int(np.searchsorted(entries, _MOST_CHARACTERS * size, "right"))
+    characters = characters[: max(1, most)]
 
     def train(fixed: list[str], size: int) -> dict[str, int]:
         wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))

@@ -215,6 +215,8 @@ RULES = (
     Rule("push_to_hub", "No stock class does what this model does.", excludes=_KEEPS_HEAD),
     Rule("layerwise_lr_decay_off_by_one", "", excludes=("layerwise_lr_decay=1.0", "lora"), changes_nothing=True),
     Rule("early_stopping_patience", "", needs=("select=best",)),
+    Rule("lr_scheduler_type=reduce_lr_on_plateau", "It lowers the rate when a score rises."),
+    Rule("lr_scheduler_type=greedy", "It needs a loss of the dev split."),
     Rule("few_shot", "The dev split is for scores alone.", excludes=("select=best",)),
     Rule("few_shot", "It draws as many of each class.", excludes=("class_weights=balanced",)),
     Rule("few_shot=0", "A new head must learn.", needs=("label_words",)),

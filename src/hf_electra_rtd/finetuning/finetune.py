@@ -63,7 +63,7 @@ _ARGUMENTS = (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublicati
 # ---- From Python ----
 
 Examples: TypeAlias = str | os.PathLike[str] | Table
-# Which arguments of `finetune` stand for, and what it cannot do.
+# What the arguments of `finetune` stand for, and `fractions`, which it cannot do.
 _NOT_FLAGS = {"model_name_or_path", "train_file", "validation_file", "test_file", "fractions"}
 
 

@@ -174,9 +174,9 @@ class Plan:
         if self.flags.few_shot and args.num_train_epochs is None and args.max_steps < 1:
             args.max_steps = _FEW_STEPS
         args.num_train_epochs = args.num_train_epochs or task.epochs
-        args.metric_for_best_model = f"eval_{task.main_metric}"  # `reduce_lr_on_plateau` reads it, too
-        args.greater_is_better = True
         if self.flags.select == "best":
+            args.metric_for_best_model = f"eval_{task.main_metric}"
+            args.greater_is_better = True
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
             args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
             args.save_strategy = args.eval_strategy

@@ -163,12 +163,16 @@ def save_result(
     if plan.flags.keep_models != "none":
         with naming(directory):
             save_model(plan, job.task, model, directory)
+    failure = None
     try:
         for name, (predictions, scores) in answers.items():
             record.reports |= write_report(directory, name, job.kind, predictions, scores, splits[name])
-    finally:
-        record.save(directory)
-        remove_leftovers(directory)  # until now they were all that was kept of the training
+    except Exception as error:
+        failure = error
+    record.save(directory)
+    remove_leftovers(directory)  # until now they were all that was kept of the training
+    if failure is not None:
+        raise failure
 
 
 def save_model(plan: Plan, task: Task, model: Any, directory: Path) -> None:

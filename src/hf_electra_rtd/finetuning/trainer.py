@@ -127,7 +127,7 @@ class FineTuner(OriginalTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing where a run goes on from where it stopped early: the Trainer would take one step more."""
+        """Does nothing where a run goes on from where it stopped early: the Trainer would take one step more."""
         is_stopped = any(
             isinstance(callback, EarlyStoppingCallback)
             and callback.early_stopping_patience_counter >= callback.early_stopping_patience

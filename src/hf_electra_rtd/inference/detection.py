@@ -131,7 +131,7 @@ def load_for_detection(
         raise ValueError("Give either model, or discriminator (and generator).")
     place = identify(str(model or discriminator))
     if model is not None and place.kind not in (RUN, PAIR, NETWORKS):
-        raise place.error("a run, a checkpoint or a saved pair (a single network is a generator or discriminator)")
+        raise place.error("a run, a checkpoint or a saved pair, or give a single network as discriminator")
     place.refuse_energies()
     is_graph = runtime != TORCH
     source = place.detector or str(discriminator or place.pair)

@@ -29,7 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.records import public_command, utc_now
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.inference.minimal_pairs import SETTINGS, judge_pairs, load_judge, read_pairs, write_result
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 from hf_electra_rtd.pair.places import identify
@@ -88,10 +88,16 @@ def main(argv: list[str]) -> None:
             return [facts for text in batch for facts in score([text])]
         return [{"pseudo_log_likelihood": row.sum().item(), "num_tokens": len(row)} for row in log_likelihoods]
 
+    num_unknown = num_tokens = 0
     while batch := list(islice(texts, arguments.batch_size)):
+        for ids in tokenizer(batch, verbose=False, split_special_tokens=True)["input_ids"]:
+            unknown, known_or_not = count_unknown(tokenizer, ids)
+            num_unknown += unknown
+            num_tokens += known_or_not
         for text, facts in zip(batch, score(batch), strict=True):
             print(json.dumps({"text": text, **facts}, ensure_ascii=False), flush=True)
             skipped += "skipped" in facts
+    check_known("The texts", num_unknown, num_tokens, refuses=False)
     if skipped:
         print(f"Skipped: {skipped:,} text(s) without a token, or with too many.", file=sys.stderr)
 
@@ -100,6 +106,10 @@ def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
     started = utc_now()
     pairs = read_pairs(path, arguments.max_pairs)
     judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)
+    sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
+    encoded = judge.tokenizer(sentences, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = [index for sentence in encoded for index in sentence]
+    check_known(path, *count_unknown(judge.tokenizer, ids), refuses=False)
     result = judge_pairs(pairs, judge.scorer)
     width = max(map(len, result.phenomena))
     for phenomenon, accuracy in result.phenomena.items():

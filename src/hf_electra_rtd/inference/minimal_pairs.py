@@ -37,6 +37,7 @@ from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, coll
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.reader import records_of
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.generators import masked_log_likelihoods
@@ -148,7 +149,7 @@ def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int
     def of_batch(texts: Sequence[str]) -> list[float]:
         return model.pseudo_log_likelihood(texts, tokenizer, batch_size)
 
-    return partial(_by_length, of_batch, tokenizer, batch_size)
+    return partial(_by_length, of_batch, model, tokenizer, batch_size)
 
 
 def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False, batch_size: int = 256) -> Scorer:
@@ -171,7 +172,7 @@ def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False, batc
         )
         return log_p_BL.cpu().double().where(words_BL.cpu().ge(0), 0).sum(dim=1).tolist()
 
-    return partial(_by_length, of_batch, tokenizer, batch_size)
+    return partial(_by_length, of_batch, network, tokenizer, batch_size)
 
 
 def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
@@ -191,7 +192,7 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
         following = log_p.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
         return (following.cpu().double() * mask[:, 1:].cpu()).sum(dim=1).tolist()
 
-    return partial(_by_length, of_batch, tokenizer, batch_size)
+    return partial(_by_length, of_batch, network, tokenizer, batch_size)
 
 
 def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
@@ -207,10 +208,15 @@ def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
     return score
 
 
-def _by_length(of_batch: Scorer, tokenizer: Any, batch_size: int, texts: Sequence[str]) -> list[float]:
-    """The scores of all texts, in batches of texts of about the same length, each text once."""
+def _by_length(of_batch: Scorer, network: Any, tokenizer: Any, batch_size: int, texts: Sequence[str]) -> list[float]:
+    """The scores of all texts, in batches of texts of about the same length, each text once. Raises ValueError for a
+    text without a token, or with more than the network reads."""
     distinct = list(dict.fromkeys(texts))
-    lengths = [len(ids) for ids in tokenizer(distinct, add_special_tokens=False)["input_ids"]]
+    lengths = [len(ids) for ids in tokenizer(distinct, add_special_tokens=False, verbose=False)["input_ids"]]
+    room = max_length(network.config) - max(1, tokenizer.num_special_tokens_to_add())
+    for text, length in zip(distinct, lengths, strict=True):
+        if not 0 < length <= room:
+            raise ValueError(f"The sentence {text[:40]!r} has {length} tokens: the model reads 1 to {room}.")
     order = sorted(range(len(distinct)), key=lengths.__getitem__, reverse=True)  # the largest batch first
     scores: dict[str, float] = {}
     with tqdm(total=len(distinct), desc="Scoring", unit=" sentences", disable=None) as progress:

@@ -181,8 +181,9 @@ def derive_generator_config(
     values = _copyable(config)
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads}
     sizes = {config.attribute_map.get(name, name): size for name, size in sizes.items()} | {inner_name: inner}
-    if "layer_types" in values:
-        values["layer_types"] = values["layer_types"][:num_layers]
+    for name in ("layer_types", "attention_window"):
+        if isinstance(values.get(name), list):
+            values[name] = values[name][:num_layers]
     return CONFIG_MAPPING[config.model_type](**{**values, **sizes})
 
 

@@ -166,7 +166,7 @@ def compute_rtd_metrics(evaluated: Any) -> dict[str, float]:
     totals = [np.sum(each) for each in (real, replaced, flagged, flagged & replaced, (flagged == replaced) & real)]
     of_generator = losses[0][losses[0] != IGNORED]
     # A two-tower generator has a loss at every token; it is 0 at the special ones, which it does not learn.
-    learned = of_generator if losses[0].shape == labels.shape else evaluated.label_ids != IGNORED
+    learned = of_generator != 0 if losses[0].shape == labels.shape else evaluated.label_ids != IGNORED
     return {
         "generator_loss": _ratio(of_generator.sum(), float(np.count_nonzero(learned))),
         "discriminator_loss": _ratio(losses[1][real].sum(), totals[0]),

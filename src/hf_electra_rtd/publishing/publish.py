@@ -159,6 +159,10 @@ def pretraining_repositories(
         names = {hash_model(directory / "discriminator"), ids.get("discriminator", "")}
     for result in read_evaluations(evaluations).values():
         model = result.model
+        if result.kind == "pairs":
+            raise ValueError(
+                f"evaluations: {result.task} is of `score --pairs`. Cards show fine-tunings: leave it out."
+            )
         if model["from_scratch"]:
             others.append(result)
         elif not names.isdisjoint((model["sha256"], model["name_or_path"])):

@@ -162,7 +162,7 @@ def get_parameter_groups(
             continue
         is_own = id(parameter) in own
         is_exempt = parameter.ndim < 2 or name.endswith("bias")  # norms and biases; a bias of ConvBERT is a matrix
-        is_matrix = id(parameter) in matrices
+        is_matrix = not is_exempt and id(parameter) in matrices
         group = groups.setdefault((is_own, is_exempt, is_matrix), {"params": []})
         group["params"].append(parameter)
         group["weight_decay"] = 0.0 if is_exempt else weight_decay

@@ -303,7 +303,7 @@ def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length
         names = ["discriminator", "generator"] if config.exports_generator else ["discriminator"]
         networks = {name: _make_network(plan, name, tokenizer, saved) for name in names}
         if config.exports_generator:
-            config.check()  # of what they share, the sizes are the same now
+            config.check()  # the sizes that they share may have changed
             _begin_alike(plan, **networks)
             share(config.sharing, **networks)
     pair = ElectraForRTDPretraining(config, **networks)

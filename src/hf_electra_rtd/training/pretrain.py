@@ -10,7 +10,7 @@ On several GPUs, launch it with accelerate; the flags are the same:
 
 The defaults below are those of --size tiny; add --size small to see its own. Every flag can stand in a YAML file
 instead (--config FILE). --dry_run shows what the run would do and how long it would take. Ctrl-C saves a checkpoint
-and prints the command that continues.
+and says how to continue.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ def main(
         if stop.stopped:
             if trainer.is_world_process_zero():
                 print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {directory}.")
-                print("To continue, add --resume_from_checkpoint latest to the same command.", flush=True)
+                print("To continue, add --resume_from_checkpoint latest to the same command")
+                print("(with make: ARGS='--resume_from_checkpoint latest').", flush=True)
             return stop.status
 
         # What it leaves.

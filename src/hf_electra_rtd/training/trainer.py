@@ -68,7 +68,7 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
     batch = args.sequences_per_step
     if isinstance(sequences, SequenceStream):
         if args.max_steps <= 0:
-            args.max_steps = len(sequences) // batch
+            args.max_steps = max(1, len(sequences) // batch)
         if len(sequences) != args.max_steps * batch:
             raise ValueError(
                 f"The stream has {len(sequences)} sequences, but {args.max_steps} steps of {batch} sequences need "
@@ -154,7 +154,7 @@ class OriginalTrainer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing where a run goes on from its last step: the Trainer would take one step more."""
+        """Does nothing where a run goes on from its last step: the Trainer would take one step more."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
 
@@ -254,8 +254,8 @@ class RTDTrainer(OriginalTrainer):
             unsaid = False if name == "document_attention" else own
             if getattr(data_collator, name, unsaid) != own:
                 raise ValueError(
-                    f"{name} is {own} in args, and not so in the data_collator: take that of "
-                    "training.trainer.make_collator."
+                    f"{name} is {own} in args, but {getattr(data_collator, name)} in the data_collator. Make the "
+                    "collator with training.trainer.make_collator."
                 )
         settle_masking(model.config, args, tokenizer)
         self.card = card or CardArguments()
@@ -311,7 +311,6 @@ class RTDTrainer(OriginalTrainer):
             resume_from_checkpoint = str(latest)
             verify = False
         if resume_from_checkpoint:
-            args.eval_on_start = False  # as the first start did it
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
             state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe(), verify)
             first_start = self._first_start()
@@ -323,7 +322,12 @@ class RTDTrainer(OriginalTrainer):
             set_seed(args.seed + state.global_step + args.process_index)
         self._saved = None
         self.stopwatch = meters.Stopwatch(state.log_history)
-        result = super().train(resume_from_checkpoint, *more, **kwargs)
+        eval_on_start = args.eval_on_start
+        args.eval_on_start = eval_on_start and not resume_from_checkpoint  # the first start did it
+        try:
+            result = super().train(resume_from_checkpoint, *more, **kwargs)
+        finally:
+            args.eval_on_start = eval_on_start
         self.stopwatch.stop()
         meters.check_weights(self.state.global_step, self.model)
         if args.push_to_hub and self.state.global_step >= self.state.max_steps:

@@ -45,6 +45,12 @@ def test_every_word_of_one_token_learns_its_right_token_and_others_are_left_out(
     assert "labels" not in kind.encode(rows, training=False).column_names
 
 
+def test_a_piece_without_a_word_to_learn_is_left_out_of_training(kind):
+    rows = examples(("mills", "horse"), ("the mill", "the river"))
+    assert kind.encode(rows, training=True)["example"] == [1]
+    assert kind.encode(rows, training=False)["example"] == [0, 1]
+
+
 def test_long_texts_are_cut_at_sentences_and_put_together_again(kind, tokenizer):
     text = "The old mill . She went to the door ! Horse, garden and river ? " * 2
     features = kind.encode(examples((text, None)), training=False)

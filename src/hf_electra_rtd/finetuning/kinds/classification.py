@@ -145,15 +145,18 @@ class MultipleChoiceKind(Kind):
         return features
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Inputs (B, choices, L) and `labels` (B,), -100 where there are none. Missing choices are filled by one
-        padding token, which is attended to: attention over nothing is not a number on some devices."""
+        """Inputs (B, choices, L) and, in training, `labels` (B,). Missing choices are filled by one padding token,
+        which is attended to: attention over nothing is not a number on some devices."""
         most = max(len(feature["input_ids"]) for feature in features)
         filling = {"input_ids": [self.tokenizer.pad_token_id], "token_type_ids": [self.tokenizer.pad_token_type_id]}
         filled: list[dict[str, Any]] = []
         for feature in features:
             inputs = {name: feature[name] + [filling[name]] * (most - len(feature[name])) for name in self.input_names}
-            filled.append(inputs | {"labels": feature.get("labels", IGNORED)})
-        return dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
+            filled.append(inputs | {"labels": feature.get("labels", IGNORED)})  # the collator needs some
+        batch = dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
+        if "labels" not in features[0]:
+            del batch["labels"]
+        return batch
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy in float32 over the choices that a question really has."""

@@ -101,6 +101,8 @@ class CorrectionKind(Kind):
                         span = begin + unit.start, begin + unit.stop
                         labels[unit.first] = targets.get(span, IGNORED)
                         spans.append([unit.first, *span])
+                if training and set(labels) == {IGNORED}:
+                    continue  # nothing to learn from
                 feature |= {"labels": labels, "spans": spans, "example": index}
                 features.append(feature | {"truncated": bool(tokens.encodings[row].overflowing)})
         return features

@@ -131,15 +131,18 @@ class LabelWordsKind(ClassificationKind):
         return tokens, places, False
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Inputs (B, C, L), `places` (B, C, 2) and `labels` (B,), -100 where there are none."""
+        """Inputs (B, C, L), `places` (B, C, 2) and, in training, `labels` (B,)."""
         rows = []
         for feature in features:
             inputs = {name: feature[name] for name in (*self.input_names, "places")}
-            rows.append(inputs | {"labels": feature.get("labels", IGNORED)})
-        return dict(DataCollatorForMultipleChoice(self.tokenizer)(rows))
+            rows.append(inputs | {"labels": feature.get("labels", IGNORED)})  # the collator needs some
+        batch = dict(DataCollatorForMultipleChoice(self.tokenizer)(rows))
+        if "labels" not in features[0]:
+            del batch["labels"]
+        return batch
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Binary cross-entropy in float32: the mean over the words of an example."""
-        is_right = F.one_hot(batch["labels"].clamp(min=0), outputs.logits.shape[1])  # -100 in evaluation
+        is_right = F.one_hot(batch["labels"], outputs.logits.shape[1])
         losses = F.binary_cross_entropy_with_logits(outputs.logits, is_right.float(), reduction="none")
         return losses.mean(-1).sum()

@@ -97,6 +97,9 @@ def test_an_export_has_the_layout_of_transformers_js_and_tells_how_it_was_accept
     assert config["architectures"] == ["ElectraForTokenClassification"]
     assert config["id2label"] == {"0": "original", "1": "replaced"}
     assert {"tokenizer.json", "tokenizer_config.json", "README.md"} <= {path.name for path in detector.iterdir()}
+    card = (detector / "README.md").read_text(encoding="utf-8")
+    assert 'directory = "."' in card  # this export is on no Hub
+    assert "snapshot_download" not in card
     assert len(record.shapes) >= 5
     assert [1, 64] in record.shapes
     assert 0 <= record.largest_difference <= record.tolerance == 1e-4

@@ -135,7 +135,7 @@ def test_padding_on_the_left_changes_no_score(tokenizer):
 
 
 @pytest.mark.parametrize("given", [TEXTS, []], ids=["arguments", "standard input"])
-def test_the_command_writes_a_line_for_each_text(given, tokenizer, tmp_path, capsys, monkeypatch):
+def test_the_command_writes_a_line_for_each_text(given, tokenizer, tmp_path, capsys, caplog, monkeypatch):
     pair = make("electric").float()
     with pytest.raises(ValueError, match="tokenizer"):
         pair.pseudo_log_likelihood(TEXTS)
@@ -152,3 +152,12 @@ def test_the_command_writes_a_line_for_each_text(given, tokenizer, tmp_path, cap
     expected = pair.pseudo_log_likelihood(TEXTS, tokenizer)
     assert ElectraForRTDPretraining.from_pretrained(tmp_path).pseudo_log_likelihood(TEXTS) == expected
     assert [line["pseudo_log_likelihood"] for line in found] == pytest.approx(expected, rel=1e-5)
+    (tmp_path / "pairs.tsv").write_text("河 the\t河 she\n", encoding="utf-8")
+    for flags, is_told in (
+        (["the river"], False),
+        (["the 河"], True),
+        (["--pairs", str(tmp_path / "pairs.tsv")], True),
+    ):
+        caplog.clear()
+        main(["--model", str(tmp_path), *flags])
+        assert ("unknown" in caplog.text) == is_told

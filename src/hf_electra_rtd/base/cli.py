@@ -75,7 +75,6 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
             rank = distributed.get_rank()
             distributed.destroy_process_group()
             if rank > 0 and not isinstance(status, str):
-                sys.stdout.flush()
                 os._exit(status or 0)
         sys.exit(status)
     except BrokenPipeError:  # what reads the output has ended, as `head` does

@@ -97,9 +97,9 @@ def train_wordpiece(
     # A sixteenth for characters, which small alphabets do not fill, and more where the text needs it.
     characters = _most_frequent(lines(), normalizer, max(size // 16, text.num_covering))
     # A letter that may stand inside a word has two entries, `x` and `##x`.
-    entries = np.cumsum([1 + (sign.isalnum() and not re.match(f"[{UNSPACED}]", sign)) for sign in characters])
-    most = int(np.searchsorted(entries, _MOST_CHARACTERS * size, "right"))
-    characters = characters[: max(1, most)]
+    num_entries = [2 if sign.isalnum() and not re.match(f"[{UNSPACED}]", sign) else 1 for sign in characters]
+    has_room = np.cumsum(num_entries) <= _MOST_CHARACTERS * size
+    characters = characters[: max(1, int(has_room.sum()))]
 
     def train(fixed: list[str], size: int) -> dict[str, int]:
         wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -90,10 +90,9 @@ def main(argv: list[str]) -> None:
 
     num_unknown = num_tokens = 0
     while batch := list(islice(texts, arguments.batch_size)):
-        for ids in tokenizer(batch, verbose=False, split_special_tokens=True)["input_ids"]:
-            unknown, known_or_not = count_unknown(tokenizer, ids)
-            num_unknown += unknown
-            num_tokens += known_or_not
+        of_unknown, of_all = _count_unknown(tokenizer, batch)
+        num_unknown += of_unknown
+        num_tokens += of_all
         for text, facts in zip(batch, score(batch), strict=True):
             print(json.dumps({"text": text, **facts}, ensure_ascii=False), flush=True)
             skipped += "skipped" in facts
@@ -102,14 +101,18 @@ def main(argv: list[str]) -> None:
         print(f"Skipped: {skipped:,} text(s) without a token, or with too many.", file=sys.stderr)
 
 
+def _count_unknown(tokenizer: Any, texts: list[str]) -> tuple[int, int]:
+    """How many tokens of some texts are unknown, and how many there are."""
+    rows = tokenizer(texts, verbose=False, split_special_tokens=True)["input_ids"]
+    return count_unknown(tokenizer, list(chain.from_iterable(rows)))
+
+
 def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
     started = utc_now()
     pairs = read_pairs(path, arguments.max_pairs)
     judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)
     sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
-    encoded = judge.tokenizer(sentences, add_special_tokens=False, verbose=False)["input_ids"]
-    ids = [index for sentence in encoded for index in sentence]
-    check_known(path, *count_unknown(judge.tokenizer, ids), refuses=False)
+    check_known(path, *_count_unknown(judge.tokenizer, sentences), refuses=False)
     result = judge_pairs(pairs, judge.scorer)
     width = max(map(len, result.phenomena))
     for phenomenon, accuracy in result.phenomena.items():

@@ -213,7 +213,8 @@ def _by_length(of_batch: Scorer, network: Any, tokenizer: Any, batch_size: int, 
     text without a token, or with more than the network reads."""
     distinct = list(dict.fromkeys(texts))
     lengths = [len(ids) for ids in tokenizer(distinct, add_special_tokens=False, verbose=False)["input_ids"]]
-    room = max_length(network.config) - max(1, tokenizer.num_special_tokens_to_add())
+    special = max(1, tokenizer.num_special_tokens_to_add())  # what a causal model begins with is not among them
+    room = max_length(network.config) - special
     for text, length in zip(distinct, lengths, strict=True):
         if not 0 < length <= room:
             raise ValueError(f"The sentence {text[:40]!r} has {length} tokens: the model reads 1 to {room}.")

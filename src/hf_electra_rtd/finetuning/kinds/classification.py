@@ -11,7 +11,12 @@ from datasets import Dataset, List, Value
 from scipy.special import expit, softmax
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
-from transformers import AutoModelForMultipleChoice, AutoModelForSequenceClassification, DataCollatorForMultipleChoice
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    DataCollatorForMultipleChoice,
+    PreTrainedTokenizerBase,
+)
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.finetuning.scores import label_report
@@ -115,6 +120,20 @@ class RegressionKind(ClassificationKind):
         return float(logits.item()) * deviation + mean
 
 
+def collate_choices(
+    tokenizer: PreTrainedTokenizerBase, features: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, Tensor]:
+    """A batch of features with several sequences each: what they have under these names, and their `labels` (B,), if
+    there are any. The stock collator needs labels, so it gets some that leave again."""
+    rows = [
+        {**{name: feature[name] for name in names}, "labels": feature.get("labels", IGNORED)} for feature in features
+    ]
+    batch = dict(DataCollatorForMultipleChoice(tokenizer)(rows))
+    if "labels" not in features[0]:
+        del batch["labels"]
+    return batch
+
+
 class MultipleChoiceKind(Kind):
     """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice: `[CLS] context
     [SEP] question [SEP] choice [SEP]`, with segment 1 after the context, and without an empty question and its [SEP]
@@ -152,11 +171,8 @@ class MultipleChoiceKind(Kind):
         filled: list[dict[str, Any]] = []
         for feature in features:
             inputs = {name: feature[name] + [filling[name]] * (most - len(feature[name])) for name in self.input_names}
-            filled.append(inputs | {"labels": feature.get("labels", IGNORED)})  # the collator needs some
-        batch = dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
-        if "labels" not in features[0]:
-            del batch["labels"]
-        return batch
+            filled.append({**feature, **inputs})
+        return collate_choices(self.tokenizer, filled, self.input_names)
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy in float32 over the choices that a question really has."""

@@ -20,14 +20,13 @@ import torch
 from datasets import List, Value
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
-from transformers import DataCollatorForMultipleChoice, ElectraConfig, ElectraForPreTraining, PreTrainedTokenizerBase
+from transformers import ElectraConfig, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind
-from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind
-from hf_electra_rtd.ops import IGNORED
+from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind, collate_choices
 
 
 _PLACES = re.compile(r"\{([^{}]*)\}")  # in a template
@@ -132,14 +131,7 @@ class LabelWordsKind(ClassificationKind):
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Inputs (B, C, L), `places` (B, C, 2) and, in training, `labels` (B,)."""
-        rows = []
-        for feature in features:
-            inputs = {name: feature[name] for name in (*self.input_names, "places")}
-            rows.append(inputs | {"labels": feature.get("labels", IGNORED)})  # the collator needs some
-        batch = dict(DataCollatorForMultipleChoice(self.tokenizer)(rows))
-        if "labels" not in features[0]:
-            del batch["labels"]
-        return batch
+        return collate_choices(self.tokenizer, features, (*self.input_names, "places"))
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Binary cross-entropy in float32: the mean over the words of an example."""

@@ -78,6 +78,13 @@ def test_gradients_are_clipped_apart(tmp_path, batch):
     assert not norms
 
 
+def test_clipping_apart_leaves_out_a_network_that_has_no_gradients(tmp_path, batch):
+    model = make(sharing="none", freeze_generator=True)
+    model(**batch).loss.backward()
+    norms = clip_separately(model, Accelerator(cpu=True), arguments(tmp_path, max_grad_norm=1.0))
+    assert norms.keys() == {"grad_norm", "discriminator_grad_norm"}
+
+
 @pytest.mark.parametrize("sharing", ["none", "gdes"])
 def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings(tmp_path, batch, sharing):
     # As microsoft/DeBERTa trains: the generator steps first, then the discriminator on samples of the same forward

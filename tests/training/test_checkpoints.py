@@ -1,5 +1,6 @@
 """No half of a checkpoint is ever taken for whole, and no foreign one for one's own."""
 
+import errno
 import os
 import random
 import resource
@@ -13,6 +14,7 @@ from accelerate import Accelerator
 from transformers.trainer_callback import TrainerState
 
 from hf_electra_rtd import PretrainingRecord
+from hf_electra_rtd.base.files import remove_partial
 from hf_electra_rtd.training.checkpoints import (
     checkpoint_step,
     latest_checkpoint,
@@ -61,11 +63,31 @@ def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
     assert caplog.text.count("is not a whole checkpoint") == len(damage)
 
 
-def test_a_checkpoint_without_an_optimizer_or_with_a_bit_turned_over_is_not_resumed_from(tmp_path, blocks, tokenizer):
-    make_trainer(tmp_path, blocks, tokenizer, max_steps=3, save_only_model=True).train()
+def test_a_checkpoint_that_was_put_aside_is_none_of_the_run(tmp_path):
+    aside = make_checkpoint(tmp_path, 2).rename(tmp_path / "checkpoint-keep-2")
+    for step in (4, 6):
+        make_checkpoint(tmp_path, step, keep=1)
+    assert aside.is_dir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-6"]
+
+
+def test_an_old_checkpoint_with_a_file_that_cannot_be_deleted_yet_ends_no_run(tmp_path, monkeypatch):
+    make_checkpoint(tmp_path, 2)
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)  # as NFS does while another process reads a file
+        make_checkpoint(tmp_path, 4, keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-4"]
+    remove_partial(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
+
+
+def test_a_checkpoint_with_a_bit_turned_over_is_not_resumed_from(tmp_path, blocks, tokenizer):
+    make_trainer(tmp_path, blocks, tokenizer, max_steps=3).train()
     trainer = make_trainer(tmp_path, blocks, tokenizer)
-    with pytest.raises(ValueError, match=r"checkpoint-3 .*save_only_model"):
-        trainer.train(resume_from_checkpoint=True)
     flip(tmp_path / "checkpoint-3" / "model.safetensors")
     with pytest.raises(ValueError, match="missing or altered"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

@@ -30,9 +30,10 @@ def trained(tmp_path, blocks, tokenizer):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_step_and_saves(tmp_path, trained, number, caplog):
     before = signal.getsignal(number)
-    trainer, stopped = trained(3, number, save_steps=100)
+    trainer, stopped = trained(3, number, save_steps=100, eval_steps=4)
     assert (stopped, trainer.state.global_step) == (True, 4)  # the step in which the signal came was the fourth
     assert trainer.state.log_history[-1]["step"] == 4
+    assert not any("eval_loss" in logs for logs in trainer.state.log_history)  # it would delay the checkpoint
     assert latest_checkpoint(tmp_path / "run").name == "checkpoint-4"
     assert "this step is finished and saved first" in caplog.text
     assert signal.getsignal(number) is before

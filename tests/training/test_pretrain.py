@@ -171,6 +171,7 @@ def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_r
         find_checkpoint(str(copied_run), str(copied_run / "checkpoint-4"), overwrite=False)
     with pytest.raises(ValueError, match=r"only damaged checkpoints.*--overwrite_output_dir"):
         find_checkpoint(str(copied_run), "auto", overwrite=False)
+    assert find_checkpoint(str(copied_run), "auto", overwrite=True) is None
     for checkpoint in copied_run.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     with pytest.raises(SystemExit) as ended:  # a finished run is there

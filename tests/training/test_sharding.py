@@ -50,6 +50,7 @@ def shard(pair):
         state=SimpleNamespace(fsdp_plugin=plugin),
         mixed_precision="no",
         is_main_process=True,
+        is_fsdp2=plugin.fsdp_version == 2,
     )
     keep_tied_tensors_together(pair, accelerator)
     return fsdp2_prepare_model(accelerator, pair)
@@ -75,6 +76,12 @@ def check_plan(pair, world):
     assert len(groups) == 1 + sum(config.num_hidden_layers for config in pair.config.towers.values())
     assert sum(each.to_local().numel() for each in pair.parameters()) == mine
     return mine
+
+
+def test_fsdp1_is_refused():
+    accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=False)
+    with pytest.raises(ValueError, match="FSDP1"):
+        keep_tied_tensors_together(family_pair("electra"), accelerator)
 
 
 def step(model, optimizer):

@@ -2,6 +2,7 @@ import inspect
 import math
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -256,11 +257,25 @@ def test_a_run_that_becomes_longer_has_the_rates_of_the_longer_run_and_the_inter
     assert {path.name for path in (tmp_path / "longer").glob("checkpoint-*")} == {"checkpoint-7", "checkpoint-8"}
 
 
-def test_a_checkpoint_between_two_lines_of_the_log_knows_how_long_the_run_has_trained(tmp_path, blocks, tokenizer):
+def test_a_dataset_without_a_length_and_several_held_out_ones_are_refused(tmp_path, blocks, tokenizer):
+    train, held_out = blocks
+    endless = datasets.Dataset.from_dict({"input_ids": [[2, 9, 3]]}).to_iterable_dataset()
+    for given, name in (((endless, held_out), "train_dataset"), ((train, {"a": held_out}), "eval_dataset")):
+        with pytest.raises(ValueError, match=name):
+            make_trainer(tmp_path, given, tokenizer)
+
+
+def test_a_checkpoint_between_two_lines_of_the_log_knows_the_start_and_the_time_of_the_run(
+    tmp_path, blocks, tokenizer
+):
     flags = {"max_steps": 6, "save_steps": 3, "logging_steps": 100}
-    make_trainer(tmp_path, blocks, tokenizer, **flags).train()
-    resumed = make_trainer(tmp_path, blocks, tokenizer, **flags)
+    first = make_trainer(tmp_path, blocks, tokenizer, **flags)
+    first.record_facts["started"] = "2026-01-01T00:00:00+00:00"
+    first.train()
+    resumed = make_trainer(tmp_path, blocks, tokenizer, **flags, seed=2**32 - 1, data_seed=first.args.stream_seed)
+    assert resumed.record_facts["started"] > first.record_facts["started"]
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert resumed.record_facts["started"] == first.record_facts["started"]
     (before,) = (log["train_seconds"] for log in resumed.state.log_history if log["step"] == 3 and "loss" in log)
     assert resumed.stopwatch.seconds > before > 0
     state = TrainerState.load_from_json(str(tmp_path / "checkpoint-3/trainer_state.json"))

@@ -84,11 +84,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def remove_directory(path: str | os.PathLike[str]) -> None:
-    """Removes a directory. It loses its name first, so that a killed process never leaves half of it behind."""
+    """Removes a directory. It loses its name first, so that a killed process never leaves half of it behind. What
+    cannot be deleted yet, such as a file that is open on NFS, is left to `remove_partial`."""
     path = Path(path)
     scratch = tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
     os.replace(path, Path(scratch) / path.name)
-    shutil.rmtree(scratch)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def remove_partial(directory: str | os.PathLike[str]) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.base.cli import check_number
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
-from hf_electra_rtd.data.tokenization import check_tokenizer
+from hf_electra_rtd.data.tokenization import check_tokenizer, structural_ids
 from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.ops import (
     IGNORED,
@@ -96,7 +96,7 @@ class DataCollatorForRTD:
         self.document_attention = document_attention
         self._run_lengths = MASKING[masking]
         self._continues = tokens_that_continue(tokenizer)
-        self._never_masked = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
+        self._never_masked = structural_ids(tokenizer)
 
     def __call__(self, features: SequenceBatch | Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         batch = features if isinstance(features, SequenceBatch) else _gather(features, self.max_seq_length)

@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
-_FILES = (
-    TOKENIZER_FILE,
+VOCABULARIES = (
     "tokenizer.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
+    "special_tokens_map.json",
     "spiece.model",
     "spm.model",
     "sentencepiece.bpe.model",
 )
-TOKENIZER_FILES = (*_FILES, "special_tokens_map.json")  # what a directory of a tokenizer holds
+TOKENIZER_FILES = (TOKENIZER_FILE, *VOCABULARIES)  # what a directory of a tokenizer holds
 _REMEDY = (
     "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub. Where there is a SentencePiece model "
     "(spm.model) without a tokenizer.json: pip install sentencepiece protobuf."
@@ -100,6 +100,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
 
 
+def structural_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that are never masked, drawn or counted: of [CLS], [SEP], [PAD] and [MASK]."""
+    return [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
+
+
 def count_unknown(tokenizer: PreTrainedTokenizerBase, ids: Any) -> tuple[int, int]:
     """How many of some tokens are unknown, and how many there are without special ones."""
     unknown = int(np.count_nonzero(np.equal(ids, tokenizer.unk_token_id)))
@@ -135,7 +140,7 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
 def has_tokenizer(source: str) -> bool:
     """Whether a tokenizer lies in a directory or under a Hub id."""
     here = {"_raise_exceptions_for_missing_entries": False}
-    return not Path(source).is_file() and any(cached_file(source, file, **here) for file in _FILES[1:])
+    return not Path(source).is_file() and any(cached_file(source, file, **here) for file in VOCABULARIES)
 
 
 def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 from hf_electra_rtd.base.files import PARTIAL, check_output, naming, remove_directory, remove_partial
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import Task, guests
-from hf_electra_rtd.data.tokenization import save_tokenizer
+from hf_electra_rtd.data.tokenization import VOCABULARIES, save_tokenizer
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
-from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, CONFIGS, EMBEDDING_FILES, VOCABULARIES, WEIGHTS
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, CONFIGS, EMBEDDING_FILES, WEIGHTS
 from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
     OUTPUTS,

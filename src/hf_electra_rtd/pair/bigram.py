@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.data.tokenization import structural_ids
 from hf_electra_rtd.ops import IGNORED
 from hf_electra_rtd.pair.generators import UnigramGenerator
 from hf_electra_rtd.pair.measures import Measure, Observation, exact_auc
@@ -35,7 +36,7 @@ def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
         )
     if tokenizer is None:
         raise ValueError(f"generator={model.config.generator!r} never proposes special tokens: pass processing_class.")
-    never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
+    never = structural_ids(tokenizer)
     shares = CountedBigram(sequences, model.config.discriminator_config.vocab_size).shares
     shares[never] = 0.0
     model.proposals.shares = torch.from_numpy(shares / shares.sum()).float().to(model.device)

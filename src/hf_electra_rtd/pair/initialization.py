@@ -30,6 +30,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.data.tokenization import structural_ids
 from hf_electra_rtd.encoders.families import look_up_tables
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.two_tower import TwoTowerForCloze
@@ -81,7 +82,7 @@ def begin_on_neighbours(
     sequences = sequences.counted if isinstance(sequences, SequenceStream) else sequences
     tables = _tables(model)
     size = min((min(map(_embedding_size, tables)) - _POSITION_SIZE) // 2, _LARGEST)
-    never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
+    never = structural_ids(tokenizer)
     vectors = fit_neighbours(sequences, model.config.discriminator_config.vocab_size, size, seed, never)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -27,16 +27,6 @@ CONFIGS = (
     "tokenizer_config.json",
     ADAPTER_CONFIG,
 )
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spm.model",
-    "spiece.model",
-)
 WEIGHTS = (
     "model.safetensors",
     "adapter_model.safetensors",

@@ -111,12 +111,12 @@ def _config_of(source: str | os.PathLike[str] | PreTrainedModel, hub: dict[str, 
     return source.config if isinstance(source, PreTrainedModel) else identify(source, **hub).load_config()
 
 
-def load_encoder(source: str | os.PathLike[str], config: Any, **kwargs: Any) -> Any:
+def load_encoder(source: str | os.PathLike[str], config: Any) -> Any:
     """The masked language model of an encoder's family with the weights of a directory or a Hub id. Its head is new
     where there is none; layers beyond those of `config` are left out."""
     model_class: Any = masked_lm_class(config.model_type)
     new = rf"^(?!{re.escape(model_class.base_model_prefix)}\.)"
-    return load_tower(model_class, source, **{"config": config, "unused": "", "new": new, **kwargs})
+    return load_tower(model_class, source, config=config, unused="", new=new)
 
 
 def load_detector(source: str | os.PathLike[str]) -> Any:

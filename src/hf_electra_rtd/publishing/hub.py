@@ -21,7 +21,8 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, er
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from hf_electra_rtd.base.records import public
-from hf_electra_rtd.pair.places import CONFIGS, VOCABULARIES, WEIGHTS
+from hf_electra_rtd.data.tokenization import VOCABULARIES
+from hf_electra_rtd.pair.places import CONFIGS, WEIGHTS
 
 
 logger = logging.getLogger(__name__)

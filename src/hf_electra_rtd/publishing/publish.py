@@ -35,6 +35,7 @@ from hf_electra_rtd.base.records import (
     public,
 )
 from hf_electra_rtd.data.reader import read_lines
+from hf_electra_rtd.data.tokenization import VOCABULARIES
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
 from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, identify
 from hf_electra_rtd.publishing import card as cards
@@ -280,7 +281,7 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
         text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else text
         # Pieces of a vocabulary may look like paths and passwords.
-        is_public = HUB_TOKEN.search(text) is None if name in hub.VOCABULARIES else public(values) == values
+        is_public = HUB_TOKEN.search(text) is None if name in VOCABULARIES else public(values) == values
         if not is_public:
             raise ValueError(
                 f"{path} must not be published: it holds a path of this machine, a password or a token. "

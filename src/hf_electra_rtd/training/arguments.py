@@ -176,6 +176,7 @@ _NOT_HERE = (
     "ignore_data_skip",
     "dataloader_persistent_workers",
     "use_liger_kernel",
+    "enable_jit_checkpoint",
 )
 TRAINER_RULES = (
     *(
@@ -186,6 +187,7 @@ TRAINER_RULES = (
     Rule("load_best_model_at_end", "Losses rise as the generator learns, so no step is the best."),
     Rule("train_sampling_strategy=group_by_length", "Sequences are filled to one length."),
     Rule("deepspeed", "Use FSDP: examples/accelerate_configs/fsdp2.yaml."),
+    Rule("save_only_model", "No run could continue from its checkpoints. checkpoint_fractions exports models alone."),
     Rule("save_on_each_node", "A checkpoint is written once, for all nodes."),
     *(
         Rule(name, "It does not go with these losses, metrics over all sequences, one stream, or these checkpoints.")
@@ -196,6 +198,7 @@ TRAINER_RULES = (
         "Others have one learning rate.",
         needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS),
     ),
+    Rule("clip_separately", "Nothing is clipped.", excludes=("max_grad_norm=0.0",), changes_nothing=True),
 )
 # Where nothing learns but the discriminator.
 ALONE_RULES = tuple(

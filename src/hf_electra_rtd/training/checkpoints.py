@@ -79,14 +79,13 @@ _OF_OPTIMIZER = (
 def list_checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
     """The checkpoints of a run, by step."""
     paths = Path(output_dir).glob(f"{CHECKPOINT_PREFIX}*")
-    return sorted(
-        (path for path in paths if path.is_dir() and path.name.rpartition("-")[2].isdigit()), key=checkpoint_step
-    )
+    ours = (path for path in paths if path.is_dir() and path.name.removeprefix(CHECKPOINT_PREFIX).isdigit())
+    return sorted(ours, key=checkpoint_step)
 
 
 def checkpoint_step(path: Path) -> int:
     """The optimizer steps before a checkpoint, from its name."""
-    return int(path.name.rpartition("-")[2])
+    return int(path.name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
@@ -158,7 +157,7 @@ def check_resumable(
 ) -> TrainerState:
     """The state of a checkpoint that a run can resume from, which then multiplies by the same library as before, to
     round alike. `described` is as in [`writing_checkpoint`], `verify` as in [`read_checkpoint`]. Raises ValueError for
-    one that is not whole, has no optimizer, is of another stream, model or optimizer, or is beyond the end of the run.
+    one that is not whole, is of another stream, model or optimizer, or is beyond the end of the run.
     """
     manifest, state = read_checkpoint(checkpoint, verify)
     before = manifest["run"]
@@ -170,8 +169,6 @@ def check_resumable(
             f"{checkpoint} cannot be resumed by another run: {'; '.join(changed)}. Give the text and the options that "
             "the run began with, or start a new run that continues from it."
         )
-    if not any(name.startswith("optimizer") for name in manifest["files"]):
-        raise ValueError(f"{checkpoint} has no optimizer (save_only_model).")
     if state.global_step > max_steps:
         raise ValueError(f"{checkpoint} is of step {state.global_step:,}, beyond max_steps={max_steps:,}. Raise it.")
     products.use_library(manifest["products"])
@@ -267,8 +264,11 @@ def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -
 
 def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Accelerator) -> None:
     """Lets FSDP2 shard tied tensors; call it before `accelerator.prepare`, which would shard the input and the output
-    embeddings in groups of their own, where torch refuses a tensor in two. Raises ValueError for shared layers."""
+    embeddings in groups of their own, where torch refuses a tensor in two. Raises ValueError for shared layers, and
+    for FSDP1, whose flat parameters would get no weight decay and no checkpoint."""
     if accelerator.distributed_type == DistributedType.FSDP:
+        if not accelerator.is_fsdp2:
+            raise ValueError("FSDP1 is not supported. Use FSDP2: examples/accelerate_configs/fsdp2.yaml.")
         if pair.config.sharing == "all":
             raise ValueError(
                 "sharing='all' makes each layer part of two networks, and torch shards a layer once. "

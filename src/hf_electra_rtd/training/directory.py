@@ -167,7 +167,9 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
             return str(latest)
         if resume == "latest":
             raise ValueError(f"--resume_from_checkpoint latest: {output_dir} has no complete checkpoint.")
-        if saved and not overwrite:
+        if saved:
+            if overwrite:
+                return None
             raise ValueError(
                 f"{output_dir} has only damaged checkpoints. Remove them, add --overwrite_output_dir, or choose "
                 "another --output_dir."

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hf_electra_rtd.base.accounting import count_parameters, format_duration
 from hf_electra_rtd.base.recipes import SIZES
-from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.sequences import describe_text
 from hf_electra_rtd.pair.bigram import count_text
@@ -132,7 +132,7 @@ def _describe_costs(
     return {
         "steps": f"{args.max_steps:,} of {args.sequences_per_step:,} sequences",
         "batch": _describe_batch(args, size),
-        **({"text": describe_text(text.header)} if isinstance(text, Blocks) else {}),
+        "text": describe_text(text.header),
         "tokens": f"{num_tokens:,}, {passes:,.{0 if passes >= 10 else 2}f} passes over the text",
         "FLOPs": f"{flops['model']:.3g} (matrix products), {paper_flops} (as the paper counts)",
         "time": f"{duration}: {seconds:.3g} s a step, {speed:,.0f} tokens/s",

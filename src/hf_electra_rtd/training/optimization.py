@@ -211,11 +211,14 @@ def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | N
 
 
 def clip_separately(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:
-    """Clips the gradients of [`split_parameters`] apart, and returns the norms before: `grad_norm`,
-    `generator_grad_norm` and `discriminator_grad_norm`."""
+    """Clips the gradients of [`split_parameters`] apart, and returns the norms before: `grad_norm`, and
+    `generator_grad_norm` and `discriminator_grad_norm` of those that learn."""
     accelerator.unscale_gradients()
     norms: dict[str, Tensor] = {}
     for name, parameters in split_parameters(pair).items():
+        parameters = [parameter for parameter in parameters if parameter.grad is not None]
+        if not parameters:  # such as a frozen generator
+            continue
         norm: Any = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
         norms[f"{name}_grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return {"grad_norm": torch.stack(list(norms.values())).norm(), **norms}

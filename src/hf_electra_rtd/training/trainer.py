@@ -7,6 +7,7 @@ import copy
 import logging
 import math
 import sys
+from collections.abc import Sized
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -236,6 +237,9 @@ class RTDTrainer(OriginalTrainer):
             raise ValueError("DeepSpeed shards weights in a way that checkpoints here do not. Use FSDP2.")
         is_ours = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None
         if is_ours or data_collator is None:
+            for name, sequences in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
+                if sequences is not None and (not isinstance(sequences, Sized) or isinstance(sequences, dict)):
+                    raise ValueError(f"{name} must be one dataset with a length, not a {type(sequences).__name__}.")
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
             eval_dataset = held_out_stream(eval_dataset)
         if data_collator is None:
@@ -313,13 +317,12 @@ class RTDTrainer(OriginalTrainer):
         if resume_from_checkpoint:
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
             state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe(), verify)
-            first_start = self._first_start()
-            if first_start is not None:  # also for the Hub, it is the run that it goes on with
-                self.record_facts["started"] = first_start
+            saved, _ = checkpoints.read_checkpoint(resume_from_checkpoint, verify=False)
+            self.record_facts["started"] = saved["run"].get("started", self.record_facts["started"])
         if resume_from_checkpoint or args.world_size > 1:
             # Every process was seeded alike, so that they build the same model; their dropout must differ. A
             # checkpoint of fewer processes has no random state for this one: it must not begin with the first step.
-            set_seed(args.seed + state.global_step + args.process_index)
+            set_seed((args.seed + state.global_step + args.process_index) % 2**32)
         self._saved = None
         self.stopwatch = meters.Stopwatch(state.log_history)
         eval_on_start = args.eval_on_start
@@ -403,7 +406,7 @@ class RTDTrainer(OriginalTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
-            self._save_whole(model, trial, self._describe())
+            self._save_whole(model, trial, {**self._describe(), "started": self.record_facts["started"]})
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of nothing: tied tensors are stored once, and the manifest vouches for the others."""

@@ -419,7 +419,7 @@ def test_numbers_and_tags_are_read_from_any_format(tmp_path):
     assert list(load_split(task, "train").examples["label"]) == [2.5, -1.0, None]
     files = [
         write(tmp_path, "l.jsonl", [{"text": ["It", "rains"], "label": ["O", "B-VP"]}]),
-        write_csv(tmp_path / "s.csv", ("text", "label"), ("It rains", "O B-VP")),
+        write_csv(tmp_path / "s.csv", (), ("text", "label"), (), ("It rains", "O B-VP")),  # empty lines, too
         write(tmp_path, "c.bio", ["It\tPRP\tO", "rains\tVBZ\tB-VP"]),
     ]
     for file in files:
@@ -490,6 +490,7 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"text_column_name": "txt"}, "line 2: .*'txt'.*'text'"),
         ({"label_column_name": "text", "validation_file": "{w}", "labels": ["a", "b"]}, "line 3: .*labels"),
         ({"train_file": None, "test_file": "{w}"}, "--labels"),
+        ({"train_file": None, "test_file": "{w}", "labels": ["A", "B", "C"]}, "--train_file"),
         ({"task_kind": "tagging", "labels": ["O", "S-x"]}, "'S-x'"),
         ({"train_file": "long.csv"}, "line 2 "),
         ({"train_file": "open.csv"}, "open.csv .*csv"),
@@ -539,6 +540,10 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
         ("multi_label", {"text": "x", "label": None}, (["x"], None)),
         ("multi_label", {"text": "x", "label": 1}, (["x"], ["b"])),
+        ("multi_label", {"text": "x", "label": 1.0}, (["x"], ["b"])),  # pandas' 1, in a column with gaps
+        ("multi_label", {"text": "x", "label": "['a', 'b']"}, "row 1: .*list"),  # as pandas writes lists
+        ("multi_label", {"text": "x", "label": "[]"}, "row 1: .*list"),
+        ("multi_label", {"text": "x\ud83d", "label": "a"}, "row 1: .*surrogate"),
         ("multi_label", {"text": "x", "label": 0.5}, "the label 0.5 is not text or a whole number"),
         ("multiple_choice", OPTIONS | {"label": "0"}, "row 1: there is no choice '0'. Known choices: 4, 5"),
         ("multiple_choice", OPTIONS | {"label": 0, "choices": ["4"]}, "are not two or more texts"),

@@ -68,6 +68,16 @@ def test_the_loss_follows_from_what_the_training_file_has(encoder, tmp_path, cap
     assert len(model.predict([("river", "mill")])) == 1
 
 
+@pytest.mark.parametrize("columns", [("text", "other", "label"), ("text", "other"), ("text",)])
+def test_without_a_dev_split_only_pairs_with_numbers_are_held_out(encoder, tmp_path, columns):
+    second = "other" if "other" in columns else None
+    options = {**QUICK, "second_text_column_name": second, "max_steps": 1}
+    model = finetune(encoder, rows(96, 1, *columns), output_dir=tmp_path / "run", **options)
+    record = EvaluationRecord.load(tmp_path / "run/own/seed_42")
+    assert ("dev" in record.data) == ("label" in columns)
+    assert len(model.predict([("river", "mill")])) == 1
+
+
 def test_training_brings_like_texts_together_and_leaves_what_sentence_transformers_loads(encoder, tmp_path):
     dev = rows(60, 2)
     model = finetune(encoder, rows(160, 1), dev, tmp_path / "run", num_train_epochs=4, **QUICK)

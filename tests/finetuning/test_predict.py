@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import random
 import shutil
 from dataclasses import replace
 from datetime import datetime
@@ -120,7 +121,11 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
         {"text": pd.Series(TEXTS).values},
     ):
         assert again.predict(texts) == wanted
-    assert again.predict(TEXTS[0]) == wanted[:1]
+    drawn = set()
+    for _ in range(2):
+        assert again.predict(TEXTS[0]) == wanted[:1]
+        drawn.update((random.random(), np.random.random(), torch.rand(()).item()))  # noqa: NPY002
+    assert len(drawn) == 6  # of the caller's random numbers, `predict` sets none back
     assert len(again.predict(["", TEXTS[0]])) == 2
 
 
@@ -149,6 +154,7 @@ def test_what_is_neither_texts_nor_examples_nor_an_argument_is_an_exception_in_p
         (TypeError, "model_name_or_path", {"model_name_or_path": "other"}),
         (TypeError, "fractions", {"fractions": True}),
         (ValueError, "'text' twice", {"train": pd.DataFrame([["a", "b", 0]], columns=["text", "text", "label"])}),
+        (ValueError, "Known columns: 0, 1", {"train": pd.DataFrame([["a", 0], ["b", 1]])}),
         (ValueError, "lengths", {"train": {"text": ["a"], "label": []}}),
     ):
         with pytest.raises(error, match=named):
@@ -187,6 +193,9 @@ def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_not
         assert best_seed([replace(each, metrics=score) for each, score in zip(records, scores, strict=True)]) == best
     with pytest.raises(ValueError, match="keep_models"):
         finetune_in_python(encoder, rows, output_dir=str(tmp_path), keep_models="none")
+    shutil.rmtree(model.name)
+    with pytest.raises(ValueError, match="was not kept"):
+        finetune_in_python(encoder, rows, output_dir=str(tmp_path), **flags)
 
 
 def test_a_model_of_pairs_takes_pairs_and_one_of_texts_takes_texts(finished, encoder, tmp_path, predicted):

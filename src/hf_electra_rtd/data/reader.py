@@ -102,13 +102,13 @@ def _table_rows(
     rows: Iterable[list[str]] = reader if quoted else (line.rstrip("\r\n").split("\t") for line in lines)
     for number, cells in enumerate(rows, 1):
         place = f"{path}, line {reader.line_num if quoted else number}"
+        if cells == [] or (cells == [""] and (header is None or len(header) > 1)):
+            continue
         if header is None:
             header = cells
             check_columns(header, path)
         elif len(cells) == len(header):
             yield place, dict(zip(header, cells, strict=True))
-        elif cells in ([], [""]):
-            continue
         elif skip_broken_lines:
             yield place, None
         else:

@@ -139,6 +139,7 @@ TRAINER_RULES = (
     Rule("prediction_loss_only", "Scores need predictions."),
     Rule("dataloader_drop_last", "Every example is trained on and evaluated."),
     Rule("eval_do_concat_batches", "Predictions go back to their examples."),
+    Rule("save_strategy=best", "Use --select best."),
     Rule("fsdp", ONE_GPU_EACH),
     Rule("deepspeed", ONE_GPU_EACH),
 )
@@ -215,6 +216,7 @@ RULES = (
     Rule("push_to_hub", "No stock class does what this model does.", excludes=_KEEPS_HEAD),
     Rule("layerwise_lr_decay_off_by_one", "", excludes=("layerwise_lr_decay=1.0", "lora"), changes_nothing=True),
     Rule("early_stopping_patience", "", needs=("select=best",)),
+    Rule("eval_delay", "It may leave nothing to choose from.", excludes=("select=best",)),
     Rule("lr_scheduler_type=reduce_lr_on_plateau", "It lowers the rate when a score rises."),
     Rule("lr_scheduler_type=greedy", "It needs a loss of the dev split."),
     Rule("few_shot", "The dev split is for scores alone.", excludes=("select=best",)),

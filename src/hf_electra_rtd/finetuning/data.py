@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import random
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,13 +31,9 @@ from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
 logger = logging.getLogger(__name__)
 
 LABELED = ("classification", "multi_label", "tagging")  # kinds whose tasks have `labels`
-# Facts of one's own tasks, by kind; flags win.
+# Facts of one's own tasks, by kind, where they are not all metrics alone; flags win.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"metrics": ("accuracy", "macro_f1")},
-    "multi_label": {"metrics": ("micro_f1", "macro_f1", "accuracy")},
-    "regression": {"metrics": ("pearson", "spearman")},
-    "embedding": {"metrics": ("spearman", "pearson")},
-    "multiple_choice": {"metrics": ("accuracy",)},
     "question_answering": SPANS,
     "tagging": {"metrics": ("f1",)},
     "correction": {"metrics": METRICS["correction"][:5], "label_column": "right"},
@@ -58,7 +53,6 @@ _FLAGS = {
 # What decides the examples of one's own task, beside its files.
 _FACTS = ("kind", "columns", "id_column", "label_column", "validation_share", "language", "unanswerable")
 # Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
 _MANY_NUMBERS = 20
 _NO_HUB = "Check its name and the connection, or give files instead (data_dir, or your own)."
@@ -169,7 +163,8 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
     for name, split in splits.items():
         split.features = kind.encode(split.examples, training=name == "train")
         if not len(split.features) and name == "train":
-            raise ValueError(f"{kind.task.title}: no example of the training split can be learned.")
+            why = " No answer stands in its context." if kind.task.kind == "question_answering" else ""
+            raise ValueError(f"{kind.task.title}: no example of the training split can be learned.{why}")
         split.unknown_share = check_known(f"{kind.task.title}, {name}", *kind.count_unknown(split.features))
         described = split.describe()
         for fate, why in (("skipped", ""), ("truncated", f" (max_seq_length={kind.max_seq_length})")):
@@ -232,7 +227,7 @@ def own_task(name: str, args: Any) -> Task:
     fit together, data that cannot be read, and labels that are not clear are a ValueError."""
     kind = args.task_kind
     share = args.validation_share
-    facts = {**_DEFAULTS[kind]}
+    facts = {"metrics": METRICS[kind], **_DEFAULTS.get(kind, {})}
     for fact, flag in _FLAGS.items():
         value = getattr(args, flag)
         if value is not None:
@@ -245,13 +240,19 @@ def own_task(name: str, args: Any) -> Task:
     splits = splits or _hub_splits(args)
     if share and "dev" in splits:
         raise ValueError("--validation_share holds out training examples, but there is a dev split. Leave it out.")
-    if "train" in splits and "dev" not in splits and share != 0:
-        facts["validation_share"] = share or 0.1
-        splits["dev"] = splits["train"]
     columns = [args.text_column_name]
     if args.second_text_column_name:
         columns.append(args.second_text_column_name)
-    elif kind == "embedding" and splits.keys() != {"train"}:
+    holds_out = "train" in splits and "dev" not in splits and share != 0
+    if holds_out and share is None and kind == "embedding":  # only pairs with numbers have a score
+        whole = Task(name, name, kind=kind, columns=tuple(columns), **{**facts, place: splits})
+        holds_out = len(columns) == 2 and any(
+            label is not None for label in load_split(whole, "train").examples["label"]
+        )
+    if holds_out:
+        facts["validation_share"] = share or 0.1
+        splits["dev"] = splits["train"]
+    if len(columns) == 1 and kind == "embedding" and splits.keys() != {"train"}:
         raise ValueError("Embeddings are scored on pairs of texts: --second_text_column_name names their second one.")
     facts |= {f"{split}_splits": tuple({split} & splits.keys()) for split in ("dev", "test")}
     task = Task(name, name, kind=kind, columns=tuple(columns), **{**facts, place: splits})
@@ -300,7 +301,7 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
         unlabeled += label is None and any(texts)
         counts.update([label] if isinstance(label, str) else label or ())
     unlabeled += sum(count for label, count in counts.items() if label.lower() in _ABSENT)
-    numbers = sorted(filter(_NUMBER.fullmatch, counts))
+    numbers = sorted(filter(reading.NUMBER.fullmatch, counts))
     words = sorted(counts.keys() - set(numbers))
     values = set(map(float, numbers))
     if len(counts) < 2:

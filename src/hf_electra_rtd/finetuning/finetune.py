@@ -40,7 +40,7 @@ from hf_electra_rtd.finetuning.arguments import (
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.predict import Classifier, without_progress_bars
 from hf_electra_rtd.finetuning.reading import Table, rows_of
-from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
+from hf_electra_rtd.finetuning.results import MODEL_DIRECTORY, best_seed, collect_submissions, seed_directory
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
 from hf_electra_rtd.publishing.card import CardArguments, flag_words
 from hf_electra_rtd.publishing.hub import Repository, check
@@ -110,6 +110,8 @@ def finetune(
         if call.run():
             raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
     best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))
+    if not (best / MODEL_DIRECTORY).exists():  # of an earlier call
+        raise ValueError(f"The model of {best} was not kept (keep_models). Delete that directory to train it again.")
     return Classifier(str(best), use_cpu=bool(flags.get("use_cpu")))
 
 

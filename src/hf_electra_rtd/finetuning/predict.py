@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import random
 import re
 import sys
 import tempfile
@@ -25,7 +26,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import datasets
+import numpy as np
 import pandas as pd
+import torch
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
@@ -101,7 +104,8 @@ class Classifier:
         self.labels = place.labels if facts["task"]["kind"] in LABELED else ()
         self._characters = facts["characters"]
         self.task = Task("prediction", self.name, labels=self.labels, label_column="", **facts["task"])
-        self.number = len(self.task.columns) or 1  # of texts
+        # Of texts; also of an encoder that was trained on single texts, similarities are of pairs.
+        self.number = 2 if self.task.kind == "embedding" else len(self.task.columns) or 1
         self.lengths = facts["lengths"]  # of sequences, windows and questions, in tokens
         self.kind = make_kind(self.task, load_tokenizer(self.name), **self.lengths)
         self.model: Any
@@ -205,10 +209,21 @@ def answer_split(
         from hf_electra_rtd.finetuning.embeddings import answer_pairs
 
         return answer_pairs(model, kind, split, batch_size)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, _kept_random_states():
         options: dict[str, Any] = {"disable_tqdm": True, "report_to": "none", "use_cpu": use_cpu}
         args = FineTuningArguments(directory, per_device_eval_batch_size=batch_size, **options)
         return FineTuner(model, args, kind).answer(split)
+
+
+@contextmanager
+def _kept_random_states() -> Iterator[None]:
+    """Gives the caller's random numbers back: a Trainer seeds all generators when it is made."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 # ---- The command ----

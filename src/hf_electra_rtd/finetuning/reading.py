@@ -46,7 +46,8 @@ _ASKED_BLANK = "____"
 _OTHER_BLANK = "□□□□"  # an idiom has four characters
 _BLANK_CONTEXT = 56  # characters on each side: with the blank, a candidate and special tokens they fill 128
 _IDS = ("id", "index", "qid")
-_NUMBER = re.compile(r"[-+]?[\d.]+")
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)  # as a label
+_WRITTEN_LIST = re.compile(r"\[\]|\[['\"].*['\"]\]")  # as pandas writes it into a table
 
 
 def example_features(kind: str) -> Features:
@@ -105,6 +106,7 @@ def rows_of(examples: Any) -> list[Row]:
     a list of dicts, or a dict of columns. Anything else is a TypeError; a column that is there twice, and columns of
     different lengths, are a ValueError."""
     if isinstance(examples, pd.DataFrame):
+        examples = examples.set_axis(examples.columns.map(str), axis="columns")  # a file without a header has numbers
         check_columns(examples.columns)
         return examples.astype(object).where(examples.notna(), None).to_dict("records")
     if isinstance(examples, Dataset):
@@ -154,6 +156,9 @@ def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
             paths = [name] if os.path.isabs(name) else [f"{data_dir}/{part}" for part in name.split("+")]
             if all(map(os.path.isfile, paths)):
                 return paths
+    if task.benchmark == "own" and not names:
+        flag = {"train": "train_file", "dev": "validation_file"}.get(split, "test_file")
+        raise ValueError(f"{task.title} has nothing for its split {split!r}: --{flag} names it.")
     looked = [*names[:3], "..."] if len(names) > 3 else [*names]
     raise ValueError(
         f"{task.title} has no file for its split {split!r} (data_dir={data_dir}). "
@@ -309,6 +314,7 @@ def _text(row: Row, column: str, between: str = " ") -> str:
         value = between.join(value)
     if value is not None and not isinstance(value, str):
         raise ValueError(f"column {column!r} holds {value!r}, which is not text.")
+    (value or "").encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
     return value or ""
 
 
@@ -319,6 +325,8 @@ def _label(task: Task, value: Any) -> Any:
             raise ValueError(f"the label {value!r} is not a finite number.")
         return number
     if task.kind == "multi_label":
+        if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value):
+            raise ValueError(f"the labels {value} are a list written as text. Write a|b, or lists in a .jsonl.")
         values = [part for part in value.split("|") if part.strip()] if isinstance(value, str) else value
         labels = {_class(task, entry) for entry in (values if isinstance(values, Iterable) else [values])}
         return sorted(labels, key=task.labels.index if task.labels else None)
@@ -326,6 +334,8 @@ def _label(task: Task, value: Any) -> Any:
 
 
 def _class(task: Task, value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():  # pandas' whole numbers in a column with gaps
+        value = int(value)
     if not isinstance(value, (str, int)):
         raise ValueError(f"the label {value!r} is not text or a whole number. Is this regression (task_kind)?")
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
@@ -347,7 +357,7 @@ def _place(names: Sequence[str], label: str) -> int | None:
     """Of a name, or of a number that stands for one: where one of the names is a number, there are no indices."""
     if label in names:
         return names.index(label)
-    is_place = label.isdecimal() and int(label) < len(names) and not any(map(_NUMBER.fullmatch, names))
+    is_place = label.isdecimal() and int(label) < len(names) and not any(map(NUMBER.fullmatch, names))
     return int(label) if is_place else None
 
 

@@ -377,7 +377,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return "\n\n".join(each if each.startswith(" ") else fill(each, width, indent) for each in paragraphs)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        has_none = action.default in (None, "", []) or action.const is False  # of `--no_flag`, the default is --flag's
+        # -1 stands for none, as of max_steps; of `--no_flag`, the default is --flag's.
+        has_none = action.default in (None, "", [], -1) or action.const is False
         return action.help if has_none else super()._get_help_string(action)
 
 

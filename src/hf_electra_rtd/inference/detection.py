@@ -13,8 +13,8 @@ score texts as they are: those given, or the lines of a file or of the standard 
 `errors`, the words above --threshold as [word, its first character, probability of being wrong]; and `tokens`, all
 words in the same form. If a part of a text cannot be judged, `skipped` says why.
 
-`--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model. Native towers are
-named one by one (`--generator`, `--discriminator`); `--as_is` needs only the discriminator.
+`--model` is the directory of a run or of its networks, a checkpoint, or a directory or Hub id of a saved joint model.
+Networks elsewhere are named one by one (`--generator`, `--discriminator`); `--as_is` needs only the discriminator.
 """
 
 from __future__ import annotations

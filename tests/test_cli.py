@@ -95,6 +95,13 @@ def test_flags_that_are_unknown_abbreviated_or_of_another_type_are_refused(argv)
         parse(*argv)
 
 
+def test_no_file_beside_the_script_gives_flags(tmp_path, monkeypatch):
+    (tmp_path / "script.args").write_text("--learning_rate 5\n")
+    for script in (str(tmp_path / "script.py"), ""):  # as in Python's own shell
+        monkeypatch.setattr(sys, "argv", [script])
+        assert parse() == Options()
+
+
 @dataclass
 class TextOptions:
     model: str = required("Which.")
@@ -254,7 +261,7 @@ def with_defaults(dataclass_type):
 
 @pytest.mark.parametrize(("rule", "types"), ROWS, ids=lambda value: getattr(value, "flag", ""))
 def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog):
-    cli._warn_once.cache_clear()
+    cli.warn_once.cache_clear()
 
     def check(*given, lacking=()):
         made = [with_defaults(type_) for type_ in types]

@@ -150,6 +150,9 @@ def test_hashes_are_sha256_of_the_contents_in_order(tmp_path):
         (tmp_path / name).write_text(text)
     assert files.hash_files([tmp_path / "config.json", tmp_path / "notes.txt"]) == hashlib.sha256(b"cn").hexdigest()
     assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
+    for path in tmp_path.glob("*.safetensors"):
+        path.rename(path.with_suffix(".bin"))  # as older models of the Hub have them
+    assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
 
 
 def test_the_standard_input_is_utf_8_whatever_the_locale_says():

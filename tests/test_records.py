@@ -60,6 +60,8 @@ def test_a_file_that_is_no_record_is_refused_by_name(text, tmp_path):
         ("train_files", r"\\server\share\corpus.txt", "corpus.txt"),
         ("train_files", r"C:\Users\alice\corpus.txt", "corpus.txt"),
         ("data_dir", "/", "."),
+        ("pairs", "clients/acme/pairs.tsv", "pairs.tsv"),
+        ("counted_on", "clients/acme/train.blocks", "train.blocks"),
         ("data_dir", "../..", "."),
         ("_name_or_path", "../../home/alice/model", "model"),
         ("run_name", r"..\alice\first", "first"),
@@ -90,11 +92,11 @@ def test_an_id_of_the_hub_is_no_path(tmp_path, monkeypatch):
 def test_a_published_command_has_names_in_place_of_paths(tmp_path):
     argv = [str(tmp_path / "pretrain.py"), "--train_files", str(tmp_path / "a b.txt"), "c/d.txt", "--output_dir=x/run"]
     command = public_command(
-        [*argv, "--tokenizer", "org/name", "--run_name", str(tmp_path)]
+        [*argv, "--tokenizer", "org/name", "--model", "./acme/run", "--run_name", str(tmp_path)]
     )  # a path by its existence
     assert (
         public_command(["a", "--train-files", "c/d.txt", "--output-dir=x/run"])
         == "a --train_files d.txt --output_dir=run"
     )
-    options = f"--output_dir=run --tokenizer org/name --run_name {tmp_path.name}"
+    options = f"--output_dir=run --tokenizer org/name --model run --run_name {tmp_path.name}"
     assert command == f"pretrain.py --train_files 'a b.txt' d.txt {options}"

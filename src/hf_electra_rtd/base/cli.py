@@ -113,7 +113,9 @@ def parse_arguments(
     parser.set_defaults(**(defaults or {}))
     words = _with_config(argv, parser)
     try:
-        *filled, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
+        *filled, unknown = parser.parse_args_into_dataclasses(
+            words, return_remaining_strings=True, look_for_args_file=False
+        )
     except json.JSONDecodeError as error:
         raise ValueError(f"A flag has the value {error.doc!r}, which is not JSON ({error.msg}).") from None
     except ValueError as error:  # a dataclass that Python code uses, too, names its field
@@ -243,7 +245,7 @@ def check_arguments(
             refusal = "is not supported here"
         if not rule.changes_nothing:
             raise ValueError(f"{shown(rule.flag)} {refusal}. {rule.why}".rstrip())
-        _warn_once(f"{shown(rule.flag)} changes nothing {relation}. {rule.why}".rstrip())
+        warn_once(f"{shown(rule.flag)} changes nothing {relation}. {rule.why}".rstrip())
 
 
 def check_number(name: str, number: float | None, interval: str) -> None:
@@ -264,7 +266,7 @@ def check_number(name: str, number: float | None, interval: str) -> None:
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     if os.environ.get("RANK", "0") == "0":  # of the processes of a launcher, the first one speaks
         logger.warning(message)
 

@@ -202,10 +202,11 @@ def hash_files(paths: Iterable[str | os.PathLike[str]]) -> str:
 
 
 def hash_model(directory: str | os.PathLike[str]) -> str:
-    """SHA-256 of a checkpoint, by which evaluation records find it: its `config.json`, then every `.safetensors` file
-    by name."""
+    """SHA-256 of a checkpoint, by which evaluation records find it: its `config.json`, then every file of weights by
+    name: `.safetensors`, or pickled ones where there is none."""
     directory = Path(directory)
-    return hash_files([directory / "config.json", *sorted(directory.glob("*.safetensors"))])
+    weights = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
+    return hash_files([directory / "config.json", *weights])
 
 
 def known_names(name: str, known: Iterable[str], what: str) -> str:

@@ -65,7 +65,6 @@ SIZES: Mapping[str, Size] = {
             "bias_correction": True,  # the run is too short for the warm-up that Adam needs without
             "per_device_eval_batch_size": 64,
             "warmup_steps": 100,
-            "logging_steps": 100,
             "eval_steps": 400,
             "save_steps": 800,
         },

@@ -252,7 +252,9 @@ _PATH_FLAGS = (
     "_run",
     "_evaluations",
     "_compared",
+    "_counted_on",
     "_deepspeed",
+    "_pairs",
 )
 _PATH_OR_ID_FLAGS = (
     "dataset",
@@ -261,6 +263,7 @@ _PATH_OR_ID_FLAGS = (
     "generator",
     "discriminator",
     "continue_from",
+    "model",
     "model_name_or_path",
     "base_model",
     "name_or_path",

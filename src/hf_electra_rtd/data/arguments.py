@@ -119,7 +119,6 @@ class PreparationArguments:
 
 RULES = (
     Rule("executor", "It needs to know how many there are.", needs=("tasks",)),
-    Rule("executor=slurm", "It must know the partition and the time of a task.", needs=("slurm",)),
     Rule("tasks", "", needs=("executor",)),
     Rule("workers", "", needs=("executor",), changes_nothing=True),
     Rule("slurm", "", needs=("executor=slurm",), changes_nothing=True),

@@ -152,7 +152,6 @@ class PackShards(PipelineStep):
             "word_segmenter": get_segmenter(word_segmenter)[1],
         }
         self.settings = {
-            **self.recipe,
             **self.described,
             "max_seq_length": max_seq_length,
             "shard_size": shard_size,
@@ -259,7 +258,7 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
     if twice := [part for part, after in pairwise(parts) if part["name"] == after["name"]]:
         raise ValueError(f"Two tasks packed {twice[0]['sources'][0]['name']}. Let the reader give a file to one task.")
     _check_shards(output_dir, receipts)
-    for number in range(2 if settings["held_out_share"] else 1)[::-1]:  # the training sequences last
+    for number in range(2 if settings["recipe"]["held_out_share"] else 1)[::-1]:  # the training sequences last
         directory = output_dir / PARTS[number]
         statistics = Counter[str]()
         for part in parts:

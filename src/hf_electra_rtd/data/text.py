@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_electra_rtd.base.cli import check_number
+from hf_electra_rtd.base.cli import check_number, warn_once
 from hf_electra_rtd.base.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
 from hf_electra_rtd.data.reader import records_of
@@ -159,7 +159,7 @@ def find_files(pattern: str) -> list[str]:
     if passed:
         shown = ", ".join(passed[:_SHOWN])
         more = f" and {len(passed) - _SHOWN:,} more" if len(passed) > _SHOWN else ""
-        logger.warning(f"Passed over, for they are no texts: {shown}{more}.")
+        warn_once(f"Passed over, for they are no texts: {shown}{more}.")
     kinds = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     for file in files:
         if not file.lower().endswith(kinds):
@@ -347,14 +347,14 @@ def scan(texts: Sequence[Text]) -> list[dict[str, Any]]:
             else:
                 num_documents += 1
         if not num_documents:
-            raise ValueError(f"{source.name} holds no text.")
+            raise ValueError(f"{source} holds no text.")
         sha256 = digest.hexdigest()
         if sha256 in names:
             logger.warning(
-                f"{names[sha256]} and {source.name} hold the same text: what is held out of one may be trained on in "
-                "the other. Leave one out."
+                f"{names[sha256]} and {source} hold the same text: what is held out of one may be trained on in the "
+                "other. Leave one out."
             )
-        names[sha256] = source.name
+        names[sha256] = str(source)
         kept = ["name", "weight"]
         if source.is_dataset:
             kept += ["config", "split", "revision"]

@@ -35,6 +35,7 @@ VOCABULARIES = (
     "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
+    "chat_template.jinja",
     "spiece.model",
     "spm.model",
     "sentencepiece.bpe.model",

@@ -108,7 +108,7 @@ HELP_GROUPS: HelpGroups = {
         "per_device_train_batch_size": "Sequences per device and step.",
         "gradient_accumulation_steps": "Number of batches per optimizer step.",
         "learning_rate": None,
-        "warmup_steps": "Steps of warm-up; below 1: a share of the run. A tenth of a short run.",
+        "warmup_steps": "Steps of warm-up; below 1: a share of the run. At most a tenth of --max_steps.",
         "mask_probability": None,
         "bf16": None,
         "seed": "Seed of weights, masks, samples and the order of sequences.",

@@ -204,3 +204,8 @@ def test_the_command_judges_a_run_and_its_bigrams_and_leaves_records_to_compare(
     shown = capsys.readouterr().out
     assert "| agreement |" in shown
     assert "95 % interval" in shown
+    assert "first 2 pairs" in shown
+    before = (finished_run / "run_record.json").read_bytes()
+    with pytest.raises(ValueError, match=finished_run.name):  # before the work
+        likelihood.main([*flags, "--output_dir", str(finished_run)])
+    assert (finished_run / "run_record.json").read_bytes() == before

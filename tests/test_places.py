@@ -134,6 +134,10 @@ def test_a_detector_of_electra_is_no_backbone(root):
 
 def test_a_network_beside_a_pair_has_its_objective_and_labels_are_those_of_the_outputs(root, tmp_path):
     assert identify(root / "electric" / "discriminator").objective == "electric"
+    shutil.copytree(root / "electric", tmp_path / "run", ignore=lambda *_: ["discriminator"])
+    shutil.copytree(root / "electric" / "discriminator", tmp_path / "run/fractions/50/discriminator")
+    for place in ("run/fractions/50", "run/fractions/50/discriminator"):
+        assert identify(tmp_path / place).objective == "electric"
     shutil.copytree(root / "electric" / "discriminator", tmp_path / "alone")
     assert identify(tmp_path / "alone").objective is None
     assert identify(root / "bert" / "detector").labels == ("original", "replaced")

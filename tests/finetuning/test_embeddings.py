@@ -42,6 +42,11 @@ def rows(number: int, seed: int, *columns: str) -> list[dict]:
 def test_an_exported_run_embeds_a_text_as_the_mean_of_its_tokens(finished_run, tmp_path, capsys):
     export(["--model", str(finished_run), "--format", "sentence-transformers", "--output_dir", str(tmp_path / "out")])
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    (tmp_path / "out/notes.txt").write_text("mine")
+    for directory in (tmp_path / "out", finished_run / "discriminator"):
+        with pytest.raises(ValueError, match=directory.name):
+            export(["--model", str(finished_run), "--format", "sentence-transformers", "--output_dir", str(directory)])
+    (tmp_path / "out/notes.txt").unlink()
     texts = ["the river .", "a little garden by the old mill and the street ."]
     encoder = AutoModel.from_pretrained(finished_run / "discriminator").eval()
     tokens = AutoTokenizer.from_pretrained(finished_run / "discriminator")(texts, padding=True, return_tensors="pt")

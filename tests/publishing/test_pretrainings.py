@@ -35,6 +35,9 @@ OTHER_FILE = [{"name": "novels.txt", "sha256": "1" * 64, "weight": 1.0}]
         ({"model": {"sharing": "none"}}, ["rtd (sharing embeddings)", "rtd (sharing none)"]),
         ({"objective": "electric"}, ["rtd", "electric"]),
         ({"described": {"backbone": "bert"}}, ["rtd", "rtd (backbone bert)"]),
+        ({"model": {"disallow_correct": True}}, ["rtd", "rtd (disallow_correct"]),
+        ({"training": {"lr_scheduler_kwargs": {"min_lr": 1e-5}}}, ["rtd", "rtd (lr_scheduler_kwargs"]),
+        ({"data": {"word_segmenter": "jieba"}}, ["rtd (data ", "rtd (data "]),
         ({"data": {"sources": OTHER_FILE}}, ["rtd (data ", "rtd (data "]),
         ({"data": {"tokenizer_hash": "2" * 64}}, ["rtd (tokenizer 7e57d613", "rtd (tokenizer 22222222"]),
     ],
@@ -46,7 +49,7 @@ def test_runs_are_pooled_if_they_are_equal_but_for_their_seed_and_named_by_what_
     caption = pretraining_table(pooled).partition("\n\n")[2]
     for what in ("data", "tokenizer"):  # losses of such rows do not compare
         assert (f"differ in their {what}" in caption) == (what in change.get("data", {}) or f"({what}" in names[-1])
-    assert ("novels.txt" in caption) == ("(data" in names[0])
+    assert ("novels.txt" in caption) == ("sources" in change.get("data", {}))
 
 
 def test_a_row_is_the_mean_with_its_interval_by_students_t():
@@ -109,6 +112,8 @@ def test_a_directory_with_both_kinds_of_runs_gets_both_tables(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "AUC" in shown
     assert "rte" in shown
+    with pytest.raises(ValueError, match="misspelt"):
+        main([str(tmp_path), str(tmp_path / "misspelt")])
     (tmp_path / PretrainingRecord.FILE).unlink()
     with pytest.raises(ValueError, match="tokens"):  # of a model that nothing is known about
         main([str(tmp_path), "--picture", str(tmp_path / "scores.png")])

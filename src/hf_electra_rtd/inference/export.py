@@ -46,11 +46,17 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base import records
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import hash_files, hash_model, reading, write_text, writing
+from hf_electra_rtd.base.files import check_output, hash_files, hash_model, reading, write_text, writing
 from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord
 from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import (
+    VOCABULARIES,
+    fit_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_hash,
+)
 from hf_electra_rtd.encoders import detectors
 from hf_electra_rtd.encoders.families import inputs_of, max_length
 from hf_electra_rtd.encoders.layers import exchange_layers
@@ -64,12 +70,14 @@ from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
 from hf_electra_rtd.pair.places import (
+    CONFIGS,
     DETECTOR,
     EMBEDDING_FILES,
     FINE_TUNED,
     GENERATOR,
     NETWORKS,
     RUN,
+    WEIGHTS,
     identify,
     read_stock_config,
 )
@@ -150,7 +158,9 @@ def main(argv: list[str]) -> int:
     if args.format == "sentence-transformers":
         from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
 
-        with writing(args.output_dir, EMBEDDING_FILES[0]) as partial:
+        ours = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *EMBEDDING_FILES)
+        check_output(args.output_dir, args.model, replaces=EMBEDDING_FILES[0], ours=ours)
+        with writing(args.output_dir, EMBEDDING_FILES[0], ours) as partial:
             save_embeddings(load_embeddings(args.model, use_cpu=True), partial)
         print(f"{args.output_dir}: SentenceTransformer({args.output_dir!r}) loads it.")
         return 0
@@ -239,6 +249,11 @@ class _Graph(nn.Module):
 # ---- The export ----
 
 
+def _size_of(path: Path) -> int:
+    """The bytes of a graph, with the file beside it that holds the weights of a large one."""
+    return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
+
+
 def export(source: Source, directory: Path, args: ExportArguments) -> ExportRecord:
     """Writes a model as a graph, if it is accepted, and returns the record of that. A graph that is not accepted is a
     ValueError, and nothing is left in `directory`, which keeps what it had."""
@@ -270,7 +285,7 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
                 "not torch's. Nothing was written."
             )
         place = Path(source.place)
-        sizes = {TORCH: _bytes_of(graph), **{name: path.stat().st_size for name, path in paths.items()}}
+        sizes = {TORCH: _bytes_of(graph), **{name: _size_of(path) for name, path in paths.items()}}
         record = ExportRecord(
             command=records.public_command(sys.argv),
             finished=records.utc_now(),

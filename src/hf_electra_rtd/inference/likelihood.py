@@ -27,7 +27,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.records import public_command, utc_now
+from hf_electra_rtd.base.files import check_output
+from hf_electra_rtd.base.records import EvaluationRecord, public_command, utc_now
 from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.inference.minimal_pairs import SETTINGS, judge_pairs, load_judge, read_pairs, write_result
@@ -109,6 +110,8 @@ def _count_unknown(tokenizer: Any, texts: list[str]) -> tuple[int, int]:
 
 def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
     started = utc_now()
+    if arguments.output_dir is not None:  # before the work
+        check_output(arguments.output_dir, replaces=EvaluationRecord.FILE, ours=("report_*.json",))
     pairs = read_pairs(path, arguments.max_pairs)
     judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)
     sentences = [text for pair in pairs for text in (pair.good, pair.bad)]

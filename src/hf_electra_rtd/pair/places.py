@@ -139,13 +139,16 @@ class Place:
         directory it lies. None where nobody knows."""
         if self.pair is not None:
             return str(self.config.get("objective", ElectraRTDConfig.objective))
-        beside = Path(self.model or self.name).parent / CONFIG_FILE
-        if self.model is None or not beside.is_file():
+        network = self.model or self.detector
+        if network is None:
             return None
-        config = read_json(beside)
-        if config.get("model_type") != ElectraRTDConfig.model_type:
-            return None
-        return str(config.get("objective", ElectraRTDConfig.objective))
+        parents = Path(network).absolute().parents
+        for directory in parents[0], *parents[2:3]:  # a run, or the run of `fractions/50/discriminator`
+            if (directory / CONFIG_FILE).is_file():
+                config = read_json(directory / CONFIG_FILE)
+                if config.get("model_type") == ElectraRTDConfig.model_type:
+                    return str(config.get("objective", ElectraRTDConfig.objective))
+        return None
 
     def refuse_energies(self) -> None:
         """Raises ValueError for a discriminator whose outputs are energies, and not logits of being replaced."""

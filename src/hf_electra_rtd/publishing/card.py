@@ -130,6 +130,9 @@ _FLAGS = (
     "checkpoint_fractions",
     "data_seed",
     "shuffle_window",
+    "lr_scheduler_kwargs",
+    "optim_args",
+    "neftune_noise_alpha",
 )
 _NO_SETTINGS = ("labels", "label_words", "metrics", "lora")  # of a fine-tuning
 _NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")

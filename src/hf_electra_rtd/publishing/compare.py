@@ -43,7 +43,9 @@ def main(argv: list[str]) -> None:
     if arguments.picture is not None and pretrainings:
         with writing(arguments.picture) as partial:
             plot_comparison({each.name: each.runs for each in pretrainings}, partial)
-    fine_tuned = [place for place in arguments.directories if EvaluationRecord.find(place) or not pretrainings]
+    fine_tuned = [
+        place for place in arguments.directories if EvaluationRecord.find(place) or not PretrainingRecord.find(place)
+    ]
     if fine_tuned:
         runs = {place: read_evaluations([place]) for place in fine_tuned}
         records = {path: record for of_place in runs.values() for path, record in of_place.items()}

@@ -36,8 +36,16 @@ COLUMNS = {
 }
 # Beside `pretraining_settings`: of the flags, of the training and of each network.
 _STARTS = ("continue_from", "backbone", "generator_backbone", "discriminator", "two_stage_from", "from_scratch")
-_TRAINING = ("optim", "exact_loss_normalization", "generator_learning_rate")
-_SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "embedding_size", "num_attention_heads")
+_TRAINING = ("exact_loss_normalization", "lr_scheduler_kwargs", "optim_args", "neftune_noise_alpha")
+_SHAPE = (
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "embedding_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+)
 _LEFT_OUT = ("seed", "vocab_size")  # the tokenizer says more
 # What other data are, by the caption.
 _DATA = ("data", "tokenizer")
@@ -87,6 +95,7 @@ def _settings(record: PretrainingRecord) -> dict[str, str]:
     training = record.arguments["training"]
     settings = {**pretraining_settings(record), **{name: flags.get(name) for name in _STARTS}}
     settings |= {name: training.get(name) for name in _TRAINING}
+    settings["disallow_correct"] = record.model.get("disallow_correct")
     for network in ("generator", "discriminator"):
         config = record.model.get(f"{network}_config") or {}
         settings |= {f"{network}'s {name}": config.get(name) for name in _SHAPE}
@@ -107,7 +116,7 @@ def _text(header: Mapping[str, Any]) -> Any:
     recipe = {name: value for name, value in header.get("recipe", {}).items() if name != "seed"}
     if not sources:
         return header.get("sha256")
-    return [sources, header.get("max_seq_length"), header.get("packing"), recipe]
+    return [sources, header.get("max_seq_length"), header.get("packing"), header.get("word_segmenter"), recipe]
 
 
 # ---- The table ----

@@ -211,6 +211,8 @@ def limits(run: EvaluationRecord) -> list[str]:
         split = _scored_split(run)
         number = run.data.get(split, {}).get("examples", arguments["max_eval_samples"])
         sentences.append(f"on {number} examples of {split}")
+    if arguments.get("max_pairs"):
+        sentences.append(f"on the first {arguments['max_pairs']} pairs of each paradigm")
     options = ("max_train_samples", "few_shot")
     chosen = [f"{name} {arguments[name]}" for name in options if arguments.get(name) is not None]
     if chosen:

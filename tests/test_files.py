@@ -151,7 +151,8 @@ def test_hashes_are_sha256_of_the_contents_in_order(tmp_path):
     assert files.hash_files([tmp_path / "config.json", tmp_path / "notes.txt"]) == hashlib.sha256(b"cn").hexdigest()
     assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
     for path in tmp_path.glob("*.safetensors"):
-        path.rename(path.with_suffix(".bin"))  # as older models of the Hub have them
+        path.rename(path.with_name(f"pytorch_model-{path.stem}.bin"))  # as older models of the Hub have them
+    (tmp_path / "training_args.bin").write_text("t")
     assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
 
 

@@ -205,7 +205,7 @@ def hash_model(directory: str | os.PathLike[str]) -> str:
     """SHA-256 of a checkpoint, by which evaluation records find it: its `config.json`, then every file of weights by
     name: `.safetensors`, or pickled ones where there is none."""
     directory = Path(directory)
-    weights = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
+    weights = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*model*.bin"))
     return hash_files([directory / "config.json", *weights])
 
 

@@ -176,10 +176,10 @@ class Classifier:
         return answers
 
     def check_number(self, place: str, count: int) -> None:
-        """Raises ValueError for another number of texts than the model was fine-tuned on."""
+        """Raises ValueError for another number of texts than the model takes."""
         if count != self.number:
             wanted = "one text" if self.number == 1 else "pairs of texts (second_text_column_name)"
-            raise ValueError(f"{self.name} was fine-tuned on {wanted}, but {place} has {count}.")
+            raise ValueError(f"{self.name} takes {wanted}, but {place} has {count}.")
 
 
 def _as_list(texts: Any) -> Sequence[Any]:
@@ -209,21 +209,24 @@ def answer_split(
         from hf_electra_rtd.finetuning.embeddings import answer_pairs
 
         return answer_pairs(model, kind, split, batch_size)
-    with tempfile.TemporaryDirectory() as directory, _kept_random_states():
+    with tempfile.TemporaryDirectory() as directory, _kept_random_states(use_cpu):
         options: dict[str, Any] = {"disable_tqdm": True, "report_to": "none", "use_cpu": use_cpu}
         args = FineTuningArguments(directory, per_device_eval_batch_size=batch_size, **options)
         return FineTuner(model, args, kind).answer(split)
 
 
 @contextmanager
-def _kept_random_states() -> Iterator[None]:
+def _kept_random_states(use_cpu: bool) -> Iterator[None]:
     """Gives the caller's random numbers back: a Trainer seeds all generators when it is made."""
+    devices = () if use_cpu else range(torch.cuda.device_count())
     of_python = random.getstate()
     of_numpy = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 # ---- The command ----

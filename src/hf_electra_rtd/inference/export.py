@@ -46,7 +46,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base import records
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import check_output, hash_files, hash_model, reading, write_text, writing
+from hf_electra_rtd.base.files import hash_files, hash_model, reading, write_text, writing
 from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord
 from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.reader import read_lines
@@ -159,7 +159,6 @@ def main(argv: list[str]) -> int:
         from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
 
         ours = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *EMBEDDING_FILES)
-        check_output(args.output_dir, args.model, replaces=EMBEDDING_FILES[0], ours=ours)
         with writing(args.output_dir, EMBEDDING_FILES[0], ours) as partial:
             save_embeddings(load_embeddings(args.model, use_cpu=True), partial)
         print(f"{args.output_dir}: SentenceTransformer({args.output_dir!r}) loads it.")

@@ -142,8 +142,9 @@ class Place:
         network = self.model or self.detector
         if network is None:
             return None
-        parents = Path(network).absolute().parents
-        for directory in parents[0], *parents[2:3]:  # a run, or the run of `fractions/50/discriminator`
+        parent = Path(network).parent
+        is_fraction = parent.parent.name == "fractions"  # of a run: `fractions/50/discriminator`
+        for directory in (parent, parent.parent.parent) if is_fraction else (parent,):
             if (directory / CONFIG_FILE).is_file():
                 config = read_json(directory / CONFIG_FILE)
                 if config.get("model_type") == ElectraRTDConfig.model_type:

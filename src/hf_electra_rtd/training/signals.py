@@ -66,7 +66,7 @@ class StopSignal(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step < state.max_steps and self._should_stop(state.global_step):
             self.stopped = control.should_training_stop = control.should_save = True
-            control.should_evaluate = False  # it would come before the checkpoint
+            control.should_evaluate = False  # it would delay the checkpoint; the record goes without this evaluation
 
     def _should_stop(self, step: int) -> bool:
         """Whether the run stops after this step: the same answer in every process."""

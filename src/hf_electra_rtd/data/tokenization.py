@@ -28,19 +28,18 @@ logger = logging.getLogger(__name__)
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
-VOCABULARIES = (
+VOCABULARIES = (  # of the kinds of tokenizers
     "tokenizer.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
     "spiece.model",
     "spm.model",
     "sentencepiece.bpe.model",
 )
-TOKENIZER_FILES = (TOKENIZER_FILE, *VOCABULARIES)  # what a directory of a tokenizer holds
+# What a directory of a tokenizer holds.
+TOKENIZER_FILES = (TOKENIZER_FILE, *VOCABULARIES, "special_tokens_map.json", "chat_template.jinja")
 _REMEDY = (
     "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub. Where there is a SentencePiece model "
     "(spm.model) without a tokenizer.json: pip install sentencepiece protobuf."

@@ -31,7 +31,7 @@ from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
 logger = logging.getLogger(__name__)
 
 LABELED = ("classification", "multi_label", "tagging")  # kinds whose tasks have `labels`
-# Facts of one's own tasks, by kind, where they are not all metrics alone; flags win.
+# Facts of one's own tasks, by kind; flags win. Other kinds have all their metrics.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"metrics": ("accuracy", "macro_f1")},
     "question_answering": SPANS,
@@ -52,7 +52,7 @@ _FLAGS = {
 }
 # What decides the examples of one's own task, beside its files.
 _FACTS = ("kind", "columns", "id_column", "label_column", "validation_share", "language", "unanswerable")
-# Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
+# Of labels: words that stand for no value; more whole numbers than this may be measured rather than classes.
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
 _MANY_NUMBERS = 20
 _NO_HUB = "Check its name and the connection, or give files instead (data_dir, or your own)."

@@ -11,14 +11,14 @@ from typing import Any
 from hf_electra_rtd.base.files import PARTIAL, check_output, naming, remove_directory, remove_partial
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import Task, guests
-from hf_electra_rtd.data.tokenization import VOCABULARIES, save_tokenizer
+from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
-from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, CONFIGS, EMBEDDING_FILES, WEIGHTS
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, EMBEDDING_FILES, NETWORK_FILES
 from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
     OUTPUTS,
@@ -100,7 +100,7 @@ def find_finished(plan: Plan, job: Job) -> dict[int, EvaluationRecord]:
 def _check_model(path: Path) -> None:
     """Raises a ValueError for a model's directory that holds what we did not write."""
     is_adapter = (path / ADAPTER_CONFIG).exists()
-    ours = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *EMBEDDING_FILES)
+    ours = (*NETWORK_FILES, *EMBEDDING_FILES)
     check_output(path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=ours)
 
 

@@ -50,13 +50,7 @@ from hf_electra_rtd.base.files import hash_files, hash_model, reading, write_tex
 from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord
 from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.tokenization import (
-    VOCABULARIES,
-    fit_tokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    tokenizer_hash,
-)
+from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.encoders import detectors
 from hf_electra_rtd.encoders.families import inputs_of, max_length
 from hf_electra_rtd.encoders.layers import exchange_layers
@@ -70,14 +64,13 @@ from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
 from hf_electra_rtd.pair.places import (
-    CONFIGS,
     DETECTOR,
     EMBEDDING_FILES,
     FINE_TUNED,
     GENERATOR,
+    NETWORK_FILES,
     NETWORKS,
     RUN,
-    WEIGHTS,
     identify,
     read_stock_config,
 )
@@ -158,8 +151,7 @@ def main(argv: list[str]) -> int:
     if args.format == "sentence-transformers":
         from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
 
-        ours = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *EMBEDDING_FILES)
-        with writing(args.output_dir, EMBEDDING_FILES[0], ours) as partial:
+        with writing(args.output_dir, EMBEDDING_FILES[0], (*NETWORK_FILES, *EMBEDDING_FILES)) as partial:
             save_embeddings(load_embeddings(args.model, use_cpu=True), partial)
         print(f"{args.output_dir}: SentenceTransformer({args.output_dir!r}) loads it.")
         return 0

@@ -14,23 +14,19 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from hf_electra_rtd.base.files import load_pretrained, read_json, reading
+from hf_electra_rtd.data.tokenization import TOKENIZER_FILES
 from hf_electra_rtd.encoders.detectors import is_labelled
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
 
 
 CONFIG_FILE = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-# The files of a model: configurations, a tokenizer, weights.
-CONFIGS = (
-    CONFIG_FILE,
-    "generation_config.json",
-    "tokenizer_config.json",
-    ADAPTER_CONFIG,
-)
 WEIGHTS = (
     "model.safetensors",
     "adapter_model.safetensors",
 )
+# What a directory of a network holds.
+NETWORK_FILES = (CONFIG_FILE, "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES, *WEIGHTS)
 # What sentence-transformers writes beside these.
 EMBEDDING_FILES = (
     "modules.json",

@@ -21,20 +21,19 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, er
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from hf_electra_rtd.base.records import public
-from hf_electra_rtd.data.tokenization import VOCABULARIES
-from hf_electra_rtd.pair.places import CONFIGS, WEIGHTS
+from hf_electra_rtd.pair.places import NETWORK_FILES
 
 
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-# What may be uploaded of a model, beside `CONFIGS`, `VOCABULARIES` and `WEIGHTS`.
+# What may be uploaded of a model, beside `NETWORK_FILES`.
 GRAPHS = (
     "onnx/model.onnx",
     "onnx/model.onnx_data",  # what a large graph keeps beside it
     "onnx/model_quantized.onnx",
 )
-MODEL_FILES = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *GRAPHS)
+MODEL_FILES = (*NETWORK_FILES, *GRAPHS)
 
 _BEGIN = "<!-- hf-electra-rtd: the next push replaces this part, down to the end marker. Write above or below it. -->"
 _END = "<!-- hf-electra-rtd: end -->"
@@ -70,7 +69,7 @@ class Repository:
         """The files beside the card that a push writes or deletes."""
         if self.files.keys() == {CARD_FILE}:
             return set()
-        return {*self.files, *CONFIGS, *VOCABULARIES, *WEIGHTS} - {CARD_FILE}
+        return {*self.files, *NETWORK_FILES} - {CARD_FILE}
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from hf_electra_rtd.base.records import (
 from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import VOCABULARIES
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
-from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, identify
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, WEIGHTS, identify
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
 from hf_electra_rtd.publishing.card import CardArguments
@@ -268,9 +268,9 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
     """With the files of the model in `directory`, its card, and `more`. Nothing else leaves the directory. Raises
     ValueError for a file that must not be published."""
     model: Files = {name: directory / name for name in hub.MODEL_FILES if (directory / name).exists()}
-    if model.keys().isdisjoint((*hub.WEIGHTS, *hub.GRAPHS)):
-        raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or publish other parts.")
-    for name in model.keys() & {*hub.WEIGHTS}:
+    if model.keys().isdisjoint((*WEIGHTS, *hub.GRAPHS)):
+        raise ValueError(f"{directory} holds no {WEIGHTS[0]}. Save it as safetensors, or publish other parts.")
+    for name in model.keys() & {*WEIGHTS}:
         with reading(directory / name, "Restore the file, or finish the run again."):
             safe_open(directory / name, framework="numpy")  # compares its header with its size
     repository.files = {**model, hub.CARD_FILE: hub.mark(card).encode(), **more}

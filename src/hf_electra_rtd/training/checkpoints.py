@@ -154,11 +154,11 @@ def _identify(stream: Any) -> str | int | None:
 
 def check_resumable(
     checkpoint: str | os.PathLike[str], max_steps: int, described: dict[str, Any], verify: bool
-) -> TrainerState:
-    """The state of a checkpoint that a run can resume from, which then multiplies by the same library as before, to
-    round alike. `described` is as in [`writing_checkpoint`], `verify` as in [`read_checkpoint`]. Raises ValueError for
-    one that is not whole, is of another stream, model or optimizer, or is beyond the end of the run.
-    """
+) -> tuple[dict[str, Any], TrainerState]:
+    """How the run before was described, and the state of its checkpoint, from which this run can resume. From now on
+    it multiplies by the same library, to round alike. `described` is as in [`writing_checkpoint`], `verify` as in
+    [`read_checkpoint`]. Raises ValueError for a checkpoint that is not whole, is of another stream, model or
+    optimizer, or is beyond the end of the run."""
     manifest, state = read_checkpoint(checkpoint, verify)
     before = manifest["run"]
     changed = [
@@ -172,7 +172,7 @@ def check_resumable(
     if state.global_step > max_steps:
         raise ValueError(f"{checkpoint} is of step {state.global_step:,}, beyond max_steps={max_steps:,}. Raise it.")
     products.use_library(manifest["products"])
-    return state
+    return before, state
 
 
 def follow_schedule(schedule: Any) -> None:

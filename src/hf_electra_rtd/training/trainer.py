@@ -316,9 +316,8 @@ class RTDTrainer(OriginalTrainer):
             verify = False
         if resume_from_checkpoint:
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
-            state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe(), verify)
-            saved, _ = checkpoints.read_checkpoint(resume_from_checkpoint, verify=False)
-            self.record_facts["started"] = saved["run"].get("started", self.record_facts["started"])
+            before, state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe(), verify)
+            self.record_facts["started"] = before.get("started", self.record_facts["started"])
         if resume_from_checkpoint or args.world_size > 1:
             # Every process was seeded alike, so that they build the same model; their dropout must differ. A
             # checkpoint of fewer processes has no random state for this one: it must not begin with the first step.

@@ -158,9 +158,9 @@ def test_layers_in_several_lists_are_as_deep_as_their_place():
     assert [rates[f"transformer.{name}.weight"] for name in depths] == [0.5**depth for depth in depths.values()]
 
 
-def test_the_width_tells_the_size_and_a_guess_is_logged(caplog):
+def test_width_and_depth_tell_the_size_and_a_guess_is_logged(caplog):
     caplog.set_level("INFO")
-    for size in ("tiny", "small", "base"):
+    for size in ("tiny", "mini", "small", "base"):
         assert guess_size(ElectraRTDConfig.from_size(size).discriminator_config) == size
     assert guess_size(transformers.DistilBertConfig()) == "base"
     assert not caplog.text

@@ -27,6 +27,13 @@ def test_a_short_run_is_logged_evaluated_and_warmed_up_in_proportion():
     assert RTDTrainingArguments.from_size("tiny", "out", use_cpu=True, max_steps=200, eval_steps=7).eval_steps == 7
 
 
+def test_optimizers_of_transformers_have_one_rate_and_the_generators_own_is_told_to_change_nothing(caplog):
+    RTDTrainingArguments.from_size("mini", "out", use_cpu=True)
+    assert not caplog.text
+    RTDTrainingArguments.from_size("mini", "out", use_cpu=True, optim="adafactor")
+    assert "generator_learning_rate" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "before", "gain", "hidden_size", "precision", "told"),
     [

@@ -166,7 +166,7 @@ def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path, name):
+def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rates_and_steps(tmp_path, name):
     shape = {**SIZES[name].architecture, "num_hidden_layers": SIZES[name].architecture["num_hidden_layers"]}
     tiny = ElectraConfig(vocab_size=55, **shape)
     for tower, share in (("generator", SIZES[name].generator_hidden_size), ("discriminator", 1)):
@@ -176,7 +176,8 @@ def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path,
     defaults, _ = recipe_defaults(given(continue_from=str(tmp_path)))
     recipe = SIZES[name].pretraining
     assert defaults["size"] == name
-    assert all(defaults[flag] == recipe[flag] / 10 for flag in ("learning_rate", "max_steps"))
+    scaled = [flag for flag in ("learning_rate", "generator_learning_rate", "max_steps") if flag in recipe]
+    assert all(defaults[flag] == recipe[flag] / 10 for flag in scaled)
     assert (defaults["warmup_steps"], defaults["bias_correction"], defaults["eval_on_start"]) == (0.06, True, True)
 
 

@@ -59,7 +59,7 @@ class DataArguments:
     data_license: str | None = flag(None, "License of the text, for the record of the run.")
 
     def __post_init__(self) -> None:
-        check_arguments(self)
+        check_arguments(self, rules=TEXT_RULES)
         get_segmenter(self.word_segmenter)
         self.shard_bytes = parse_size("shard_size", self.shard_size)
 
@@ -85,6 +85,10 @@ class DataArguments:
         return [source for text in texts for source in parse_sources(text, is_dataset, **defaults)]
 
 
+TEXT_RULES = (
+    Rule("vocab_size", "The tokenizer is there already.", excludes=("tokenizer",), changes_nothing=True),
+    Rule("held_out_share", "", excludes=("held_out_files",), changes_nothing=True),
+)
 # Where all text is prepared already.
 PREPARED_RULES = tuple(
     Rule(name, "The sequences are prepared already.", changes_nothing=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hf_electra_rtd.base.files import hash_files, hash_model
-from hf_electra_rtd.base.recipes import EMBEDDING_LEARNING_RATE, FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
+from hf_electra_rtd.base.recipes import EMBEDDING_LEARNING_RATE, FINETUNING, LORA_LEARNING_RATE, closest_size, get_size
 from hf_electra_rtd.base.records import EvaluationRecord, public
 from hf_electra_rtd.base.tasks import Task, expand_task_names, get_task
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, refuse_other_tokens, tokenizer_hash
@@ -234,9 +233,8 @@ def _name_of_data(own: OwnTaskArguments) -> str:
 
 
 def guess_size(config: Any) -> str:
-    """The named size whose recipe fits an encoder: the one of the nearest width."""
-    widths = {name: size.architecture["hidden_size"] for name, size in SIZES.items()}
-    nearest = min(widths, key=lambda name: abs(math.log(config.hidden_size / widths[name])))
-    if config.hidden_size != widths[nearest]:
+    """The named size whose recipe fits an encoder: the closest one."""
+    nearest = closest_size(config.hidden_size, config.num_hidden_layers)
+    if config.hidden_size != get_size(nearest).architecture["hidden_size"]:
         logger.info(f"By the width of its layers, the model gets the recipe of {nearest} (--size chooses another).")
     return nearest

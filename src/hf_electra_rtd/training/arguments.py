@@ -197,6 +197,7 @@ TRAINER_RULES = (
         "generator_learning_rate",
         "Others have one learning rate.",
         needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS),
+        changes_nothing=True,
     ),
     Rule("clip_separately", "Nothing is clipped.", excludes=("max_grad_norm=0.0",), changes_nothing=True),
 )

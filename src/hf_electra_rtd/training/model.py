@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
-from hf_electra_rtd.base.recipes import closest_size, continued_recipe, get_size, of_length
+from hf_electra_rtd.base.recipes import SIZES, closest_size, continued_recipe, get_size, of_length
 from hf_electra_rtd.data.tokenization import has_tokenizer
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.ops.sampling import TEMPERATURES
@@ -71,7 +71,7 @@ KEPT_RULES = (Rule("continue_from", "They are for a new generator: add --new_gen
 class ModelArguments:
     """The networks and how they work together."""
 
-    size: str = flag("tiny", "Architecture and recipe: tiny, small, small++, base or large.")
+    size: str = flag("tiny", f"Architecture and recipe: {', '.join(SIZES)}.")
     model_config: str | None = flag(None, "An architecture of your own: a config.json of a pair, or its directory.")
     generator: str | None = flag(None, "Directory or Hub id of a trained generator; frozen, it may be any masked LM.")
     discriminator: str | None = flag(None, "Directory or Hub id of a trained discriminator.")
@@ -117,9 +117,11 @@ class ModelArguments:
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
     # Of new networks of a named size.
-    dropout: float | None = flag(None, "Dropout in hidden layers and attention. Default: 0.1; 0 for tiny.", "[0, 1)")
+    dropout: float | None = flag(
+        None, "Dropout in hidden layers and attention. Default: 0.1; 0 for tiny and mini.", "[0, 1)"
+    )
     initializer_range: float | None = flag(
-        None, "Standard deviation of new weights. Default: 0.02; 0.06 for tiny.", "(0, inf)"
+        None, "Standard deviation of new weights. Default: 0.02; 0.06 for tiny, 0.04 for mini.", "(0, inf)"
     )
     # Sizes of a new generator.
     generator_hidden_size: float | None = flag(
@@ -131,7 +133,7 @@ class ModelArguments:
         "[0, inf)",
     )
     initialization: str | None = flag(
-        None, "Weights of new networks: stock or neighbours (default for tiny).", choices=INITIALIZATIONS
+        None, "Weights of new networks: stock or neighbours (default for tiny and mini).", choices=INITIALIZATIONS
     )
     attn_implementation: str | None = flag(None, "Attention implementation, as in transformers. Default: sdpa.")
 

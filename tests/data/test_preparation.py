@@ -50,13 +50,11 @@ def test_statistics_account_for_every_token(tmp_path, corpus, tokenizer, packing
         "documents": 40,
         "corpus_tokens": num_tokens,
         "unknown_tokens": 0,
-        "dropped_tokens": num_tokens - sum(int((sequence["input_ids"] > 4).sum()) for sequence in sequences),
         "duplicate_lines": 0,
-        "full_sequences": full,
-        "two_segment_sequences": sum(bool(sequence["token_type_ids"].any()) for sequence in sequences),
     }
     assert (full == len(made)) == (packing == "full")
-    assert packing == "original" or counts["dropped_tokens"] < 30
+    dropped = num_tokens - sum(int((sequence["input_ids"] > 4).sum()) for sequence in sequences)
+    assert packing == "original" or dropped < 30
 
 
 def test_weights_are_whole_passes_after_all_first_ones_and_a_drawn_share_of_what_is_not_held_out(tmp_path, tokenizer):
@@ -107,7 +105,7 @@ def test_dropping_duplicates_loses_no_line_of_which_a_copy_is_read(tmp_path, tok
         assert 0 < made.header.statistics["duplicate_lines"] < len(WORDS)
 
 
-def test_the_split_is_by_document_seeded_never_empty_and_drawn_in_any_number_of_parts(monkeypatch):
+def test_the_split_is_by_document_seeded_and_never_empty():
     def chosen(num_documents, share, seed):
         lines = list(itertools.chain.from_iterable((str(document), "") for document in range(num_documents)))
         text = SimpleNamespace(source=SimpleNamespace(weight=3.0), read=lambda _: lines)
@@ -118,11 +116,9 @@ def test_the_split_is_by_document_seeded_never_empty_and_drawn_in_any_number_of_
         assert parts[0] == 3 * sorted({*range(num_documents)}.difference(parts[1]))
         return parts[1]
 
-    drawn_at_once = chosen(1000, 0.05, seed=0)
-    monkeypatch.setattr(preparation, "_DRAWN", 64)
-    assert chosen(1000, 0.05, seed=0) == drawn_at_once
-    assert len(drawn_at_once) == 50
-    assert chosen(1000, 0.05, seed=1) != drawn_at_once
+    held_out_of_a_thousand = chosen(1000, 0.05, seed=0)
+    assert len(held_out_of_a_thousand) == 50
+    assert chosen(1000, 0.05, seed=1) != held_out_of_a_thousand
     assert len(chosen(2, 0.05, seed=0)) == 1
     assert chosen(2, 0.0, seed=0) == []
 
@@ -173,7 +169,7 @@ def test_threads_and_sizes_of_chunks_change_nothing(tmp_path, corpus, tokenizer,
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
-    for name, size in (("_CHUNK", 1 << 11), ("_DRAWN", 1 << 7), ("_SORTED", 1 << 10)):
+    for name, size in (("_CHUNK", 1 << 11), ("_SORTED", 1 << 10)):
         monkeypatch.setattr(preparation, name, size)
     peaks = []
     for num_documents in (40, 2000, 4000):  # the first imports what it needs; buffers are full from 2,000 on

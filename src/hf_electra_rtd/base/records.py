@@ -21,7 +21,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from typing_extensions import Self
 
-from hf_electra_rtd.base.files import hash_files, reading, write_text
+from hf_electra_rtd.base.files import reading, write_text
 
 
 SCHEMA_VERSION = 2
@@ -207,9 +207,7 @@ class ExportRecord(_Record):
     model: dict[str, Any]  # what was exported: `name_or_path`, `sha256` (null if not a directory), `architecture`
     inputs: list[str]  # int64, (batch, sequence); in multiple choice (batch, choices, sequence)
     outputs: list[str]
-    files: dict[str, str]  # the graphs, and weights that lie beside them: SHA-256
     megabytes: dict[str, Number]  # of `torch` (its parameters), `onnx` (the float32 graph) and `onnx-int8`
-    tokenizer: str  # `data.tokenization.tokenizer_hash`
     shapes: list[list[int]]  # of the batches on which the float32 graph was compared with torch
     largest_difference: Number  # of its outputs there
     tolerance: Number
@@ -219,12 +217,6 @@ class ExportRecord(_Record):
     speed: dict[str, Any]  # `sentences_per_second` of each, `torch` too; in batches of a `shape`, by so many `threads`
     hardware: dict[str, Any]
     versions: dict[str, str]
-
-    def check_files(self, directory: Path, prefix: str = "") -> None:
-        """Raises ValueError for a file of the export, with a name that begins so, that is another one by now."""
-        for name, digest in self.files.items():
-            if name.startswith(prefix) and hash_files([directory / name]) != digest:
-                raise ValueError(f"{directory / name} is not the file that was exported. Export the model again.")
 
     @property
     def int8_loss(self) -> tuple[float, str] | None:
@@ -276,10 +268,12 @@ _NO_PATHS = ("labels", "classes", "prediction", "id2label", "label2id", "_token"
 # Absolute paths, which are private if they exist here; and those that are private wherever they lead.
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
 _PRIVATE = re.compile(r"\.\.?[\\/]|(?:file:(?://)?)?/(?:home|Users|root)/|~[\\/]|[A-Za-z]:[\\/](?!/)|\\\\[\w.-]+\\")
+_PATH_WITH_OPTIONS = re.compile(r"(.*?)((?:,\w+=[^,]*)*)")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
 _URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
 _KEY_SECRET = re.compile(
-    r"^(\s*\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*=)(?!<secret>$).+$", re.IGNORECASE | re.MULTILINE
+    r"^(\s*(?:\w*_)?(?:API|ACCESS|AUTH|HF)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)S?(?:_\w*)?=)(?!<secret>$).+$",
+    re.IGNORECASE | re.MULTILINE,
 )
 # Secrets in a value: the pattern of each, and what takes its place.
 _SECRETS = (
@@ -315,7 +309,7 @@ def public(value: Any, name: str = "") -> Any:
 
 def _without_directory(line: str, name: str) -> str:
     """The line, or if it is a path its last component."""
-    path, comma, options = line.strip().partition(",")
+    path, options = _PATH_WITH_OPTIONS.fullmatch(line.strip()).groups()  # type: ignore[union-attr]
     if not path or ("://" in path and not path.startswith("file:")):
         return line
     is_path = f"_{name}".endswith(_PATH_FLAGS) or (name in _PATH_OR_ID_FLAGS and hub_id(path) is None)
@@ -323,7 +317,7 @@ def _without_directory(line: str, name: str) -> str:
     if not (is_path or is_here or _PRIVATE.match(path)):
         return line
     last = re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
-    return ("." if last in ("", "..") else last) + comma + options
+    return ("." if last in ("", "..") else last) + options
 
 
 def hub_id(name: str | None) -> str | None:

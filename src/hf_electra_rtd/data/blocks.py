@@ -100,8 +100,6 @@ class BlockWriter:
         self.vocab_size = vocab_size
         self.num_sequences = 0
         self.num_tokens = 0
-        self.num_full = 0
-        self.num_two_segments = 0
         self._write(_MAGIC)
 
     def write(self, sequences: Sequence[PackedSequence]) -> None:
@@ -120,8 +118,6 @@ class BlockWriter:
         self._index_file.write(index.tobytes())
         self.num_sequences += len(sequences)
         self.num_tokens += int(lengths.sum())
-        self.num_full += int((lengths == self.max_seq_length).sum())
-        self.num_two_segments += int((second_segments < lengths).sum())
 
     def finish(self, **described: Any) -> None:
         """Writes what follows the ids; `described` are the fields of [`BlockHeader`] that are not known here."""
@@ -189,7 +185,6 @@ class Blocks(Dataset):
     path: str
     header: BlockHeader
     shard_rows: np.ndarray  # sequences of each shard, int64 (S,); a single file is one shard
-    shard_tokens: np.ndarray  # tokens of each, int64 (S,)
 
     def __len__(self) -> int:
         return self.header.num_sequences
@@ -203,10 +198,6 @@ class Blocks(Dataset):
 
     def read(self, indices: np.ndarray) -> SequenceBatch:
         """The sequences at an int64 array (B,) of indices."""
-        raise NotImplementedError
-
-    def lengths(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the sequences at an int64 array (B,) of indices, int64 (B,)."""
         raise NotImplementedError
 
     @property
@@ -244,7 +235,6 @@ class BlockFile(Blocks):
             self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
         self.header = header
         self.shard_rows = np.array([header.num_sequences])
-        self.shard_tokens = np.array([header.num_tokens])
         is_altered = verify and hashlib.sha256(content.data).hexdigest() != header.sha256
         if is_altered or sha256 not in (None, header.sha256):
             raise ValueError(f"{self.path} was altered after it was written. {_REMEDY}")
@@ -267,6 +257,7 @@ class BlockFile(Blocks):
         return SequenceBatch(ids, lengths, second_segments, word_starts=words, document_starts=starts[:, 1])
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
+        """Tokens of the sequences at an int64 array (B,) of indices, int64 (B,)."""
         if self._mapped.size() < len(self._mapped):  # the size on disk now; reading past it ends the process
             raise ValueError(f"{self.path} was cut off or overwritten while it was read. {_REMEDY}")
         ends = self._index["end"]
@@ -350,19 +341,6 @@ class SequenceStream(Dataset):
                 here = windows == window
                 indices[here] = self._order(epoch, window)[places[here] - (ends[window - 1] if window else 0)]
         return indices
-
-    def num_tokens(self, num_positions: int) -> int:
-        """Tokens in the first `num_positions` sequences of prepared ones, padding left out."""
-        if self.sequences.is_full:
-            return num_positions * self.sequences.header.max_seq_length
-        epochs, rest = divmod(num_positions, len(self.sequences))
-        windows, ends = self._windows(epochs)
-        whole = int(np.searchsorted(ends, rest, side="right"))
-        of_shards = self.sequences.shard_tokens
-        first = int(ends[whole - 1]) if whole else 0
-        read_out = sum(int(of_shards[shards].sum()) for shards in windows[:whole])
-        last = self.sequence_indices(np.arange(first, rest) + epochs * len(self.sequences))
-        return epochs * int(of_shards.sum()) + read_out + int(self.sequences.lengths(last).sum())
 
     def _windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         """The shards of each window of an epoch, and the place where each window ends."""

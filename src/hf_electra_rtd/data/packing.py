@@ -70,7 +70,6 @@ class FullPacker:
         self.tokens = tokens
         self.max_seq_length = max_seq_length
         self.seed = seed
-        self.num_dropped = 0
         self._num_sequences = 0
         self._in_document = False
         # Tokens of whole lines, and [SEP] (a mark) where a document ended; ends have a sentence, line or document
@@ -103,9 +102,7 @@ class FullPacker:
         return self._make_sequences(final=False) if self._num_pending >= 4 * self.max_seq_length else []
 
     def finish(self) -> list[PackedSequence]:
-        sequences = self._make_sequences(final=True)
-        self.num_dropped += sum(int((items < _MARK).sum()) for items in self._pending)
-        return sequences
+        return self._make_sequences(final=True)
 
     def _make_sequences(self, final: bool) -> list[PackedSequence]:
         if not self._pending:
@@ -173,7 +170,6 @@ class OriginalPacker:
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
         self.tokens = tokens
         self.max_seq_length = max_seq_length
-        self.num_dropped = 0
         self._random = np.random.Generator(np.random.Philox(key=np.array([seed, randomness.PACKING], dtype=np.uint64)))
         self._lines: list[list[int]] = []
         self._num_pending = 0
@@ -206,7 +202,6 @@ class OriginalPacker:
                 second.extend(line)
         first = first[: self.max_seq_length - 2]
         second = second[: max(0, self.max_seq_length - len(first) - 3)]
-        self.num_dropped += self._num_pending - len(first) - len(second)
         self._lines = []
         self._num_pending = 0
         self._target = self.max_seq_length

@@ -87,8 +87,6 @@ class ShardWriter:
         self.files: list[Path] = []
 
     num_sequences = property(lambda self: sum(writer.num_sequences for writer in self._writers))
-    num_full = property(lambda self: sum(writer.num_full for writer in self._writers))
-    num_two_segments = property(lambda self: sum(writer.num_two_segments for writer in self._writers))
 
     def write(self, sequences: Sequence[PackedSequence]) -> None:
         while sequences:
@@ -202,7 +200,6 @@ class ShardedBlocks(Blocks):
 
     def _begin(self) -> None:
         self.shard_rows = np.array([shard.num_sequences for shard in self._shards])
-        self.shard_tokens = np.array([shard.num_tokens for shard in self._shards])
         self._ends = self.shard_rows.cumsum()
         self._open: dict[int, BlockFile] = {}  # the last read one last
         self._expected: list[int] = []
@@ -319,9 +316,3 @@ class ShardedBlocks(Blocks):
         back = np.argsort(np.concatenate(places))
         known = [name for name, values in parts[0].items() if values is not None]
         return SequenceBatch(**{name: np.concatenate([part[name] for part in parts])[back] for name in known})
-
-    def lengths(self, indices: np.ndarray) -> np.ndarray:
-        lengths = np.empty(len(indices), dtype=np.int64)
-        for file, places, rows in self._by_shard(indices):
-            lengths[places] = file.lengths(rows)
-        return lengths

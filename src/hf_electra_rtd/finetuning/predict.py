@@ -110,6 +110,8 @@ class Classifier:
         self.kind = make_kind(self.task, load_tokenizer(self.name), **self.lengths)
         self.model: Any
         if self.task.kind == "embedding":
+            if runtime != TORCH:
+                raise ValueError(f"runtime={runtime!r}: {self.name} makes embeddings, which need {TORCH}.")
             from hf_electra_rtd.finetuning.embeddings import load_embeddings
 
             self.model = load_embeddings(self.name, use_cpu)

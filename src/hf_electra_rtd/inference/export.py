@@ -46,11 +46,11 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base import records
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import hash_files, hash_model, reading, write_text, writing
+from hf_electra_rtd.base.files import hash_model, reading, write_text, writing
 from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord
 from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer
 from hf_electra_rtd.encoders import detectors
 from hf_electra_rtd.encoders.families import inputs_of, max_length
 from hf_electra_rtd.encoders.layers import exchange_layers
@@ -258,7 +258,7 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
     rows = _rows(source, args)
     batches = [_batch(source, names, *shape) for shape in dict.fromkeys((b, min(n, limit)) for b, n in _SHAPES)]
     timed = _batch(source, names, _SPEED_SHAPE[0], min(_SPEED_SHAPE[1], limit))
-    with writing(directory, ExportRecord.FILE) as partial:
+    with writing(directory, ExportRecord.FILE, ("onnx", CARD_FILE, *NETWORK_FILES)) as partial:
         paths = {name: partial / file for name, file in GRAPHS.items()}
         paths["onnx"].parent.mkdir(parents=True)
         _write_graph(graph, batches[0], limit, paths["onnx"], source)
@@ -289,9 +289,7 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
             },
             inputs=names,
             outputs=models["onnx"].output_names,
-            files={f"onnx/{each.name}": hash_files([each]) for each in sorted((partial / "onnx").iterdir())},
             megabytes={name: round(size / 1e6, 1) for name, size in sizes.items()},
-            tokenizer=tokenizer_hash(tokenizer),
             shapes=[list(batch["input_ids"].shape) for batch in batches],
             largest_difference=difference,
             tolerance=tolerance,

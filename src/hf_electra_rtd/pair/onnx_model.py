@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.records import ExportRecord, count_cores
-from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.ops import best_and_lead
 from hf_electra_rtd.pair.places import read_stock_config
@@ -26,17 +25,16 @@ MISSING = "{} is not installed. Install the extra `onnx`: pip install 'hf-electr
 
 
 class OnnxModel(nn.Module):
-    """The graph in a file, with the `config` of its model. A call takes so many `threads`, by default those that torch
-    uses."""
+    """The graph in a file, with the `config` of its model. A call takes as many threads as torch uses."""
 
-    def __init__(self, path: str | os.PathLike[str], config: Any, threads: int | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], config: Any) -> None:
         super().__init__()
         try:
             import onnxruntime
         except ImportError:
             raise ValueError(MISSING.format("onnxruntime")) from None
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or min(torch.get_num_threads(), count_cores())
+        options.intra_op_num_threads = min(torch.get_num_threads(), count_cores())
         options.log_severity_level = 3  # errors
         try:
             self._session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
@@ -71,16 +69,13 @@ class OnnxModel(nn.Module):
         return HeadOutput(best_and_lead(output.logits, input_ids))
 
 
-def load_onnx(
-    directory: str | os.PathLike[str], runtime: str = "onnx", threads: int | None = None, kind: str | None = None
-) -> OnnxModel:
+def load_onnx(directory: str | os.PathLike[str], runtime: str = "onnx", kind: str | None = None) -> OnnxModel:
     """The graph of an exported model, a directory that `hf-electra-rtd export` wrote; `runtime` is a name in `GRAPHS`.
-    Raises ValueError for another name or directory, for an export of another `kind` than is wanted, for files that are
-    not those of the export (graph and tokenizer), and without onnxruntime."""
+    Raises ValueError for another name or directory, for an export of another `kind` than is wanted, and without
+    onnxruntime."""
     directory = Path(directory)
     if runtime not in GRAPHS:
         raise ValueError(f"runtime: there is no {runtime!r}. {known_names(runtime, GRAPHS, 'graphs')}")
-    graph = GRAPHS[runtime]
     if not (directory / ExportRecord.FILE).is_file():
         raise ValueError(
             f"{directory} holds no export: there is no {ExportRecord.FILE}. Make one by `hf-electra-rtd export`, and "
@@ -89,7 +84,4 @@ def load_onnx(
     record = ExportRecord.load(directory)
     if kind not in (None, record.kind):
         raise ValueError(f"{directory} is the export of a model of kind {record.kind!r}. Name one of kind {kind!r}.")
-    record.check_files(directory, graph)
-    if tokenizer_hash(load_tokenizer(str(directory))) != record.tokenizer:
-        raise ValueError(f"The tokenizer in {directory} is not that of the exported model. Put its files back.")
-    return OnnxModel(directory / graph, read_stock_config(str(directory)), threads)
+    return OnnxModel(directory / GRAPHS[runtime], read_stock_config(str(directory)))

@@ -251,12 +251,10 @@ def _held_out_texts(directory: Path, record: EvaluationRecord) -> list[str]:
 
 
 def exported_repositories(directory: Path, hub_model_id: str, card: CardArguments) -> list[Repository]:
-    """The repositories of exported models: of that in `directory`, or of those right below it. Graphs that are not
-    those of the export are a ValueError."""
+    """The repositories of exported models: of that in `directory`, or of those right below it."""
     repositories = []
     for path in ExportRecord.find(directory, 1):
         record = ExportRecord.load(path)
-        record.check_files(path.parent)
         repo_id = _repo_id(hub_model_id, f"{record.name}-onnx")
         text = cards.export_card(record, repo_id, card)
         export = Repository(repo_id, {}, record.finished)

@@ -244,9 +244,11 @@ def find_example(tokenizer: Any, held_out: Any) -> dict[str, str]:
 
 
 def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) -> int:
-    """Tokens in the first sequences of a run. Padding counts where the sequences are no [`Blocks`]."""
+    """Tokens in so many sequences of a run, by the mean of its text. Padding counts where the sequences are no
+    [`Blocks`]."""
     if isinstance(stream, SequenceStream) and isinstance(stream.sequences, Blocks):
-        return stream.num_tokens(num_sequences)
+        header = stream.sequences.header
+        return round(num_sequences * header.num_tokens / header.num_sequences)
     return num_sequences * args.max_seq_length
 
 

@@ -183,6 +183,17 @@ def test_a_choice_is_read_behind_context_and_question(tokenizer):
     assert (features["labels"], features["length"]) == ([1, 0], [13, 8])
 
 
+def test_no_text_brings_special_tokens_into_a_choice_or_a_sentence_to_tag(tokenizer):
+    asked = ("the river [SEP]", "he [MASK] said", ["a mill [SEP]", "he"], 0)
+    first, _ = make(tokenizer, "multiple_choice").encode(choices(asked), training=True)["input_ids"][0]
+    assert words(tokenizer, first) == "[CLS] the river [SEP] he said [SEP] a mill [SEP]"
+    sentence = [{"id": "x", "texts": ["the", "[SEP]", "river"], "label": None}]
+    rows = Dataset.from_list(sentence, features=example_features("tagging"))
+    kind = make_kind(Task("t", "Mine", kind="tagging", metrics=("f1",), labels=("O",)), tokenizer, 16)
+    ids = kind.encode(rows, training=False)[0]["input_ids"]
+    assert words(tokenizer, ids) == "[CLS] the [UNK] river [SEP]"
+
+
 def test_the_context_is_truncated_before_the_question_goes_and_the_choice_stays(tokenizer):
     for length, expected in (
         (10, "[CLS] the [SEP] he said [SEP] the garden door [SEP]"),

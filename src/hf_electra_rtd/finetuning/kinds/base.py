@@ -105,6 +105,12 @@ class Kind(ABC):
         """The tokens of texts or of pairs of them; what looks like a special token is text."""
         return self.tokenizer(*texts, verbose=False, split_special_tokens=True, **options)
 
+    def _without_special_tokens(self, text: str) -> str:
+        """A text for calls in which special tokens must stay special: what looks like one is left out of it."""
+        for token in self.tokenizer.all_special_tokens:
+            text = text.replace(token, " ")
+        return text
+
     def _inputs(self, tokens: Any, row: int) -> Feature:
         return {name: tokens[name][row] for name in self.input_names} | {"length": len(tokens["input_ids"][row])}
 

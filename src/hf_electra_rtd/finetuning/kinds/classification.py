@@ -149,6 +149,7 @@ class MultipleChoiceKind(Kind):
         for index, context, question, choices, label in zip(indices, *columns, strict=True):
             if training and label is None:
                 continue
+            context, question, *choices = map(self._without_special_tokens, (context, question, *choices))
             asked = question + str(self.tokenizer.sep_token) if question.strip() else ""
             for seconds in ([asked + choice for choice in choices], choices):
                 alone = self.tokenizer(seconds, add_special_tokens=False, verbose=False)["input_ids"]

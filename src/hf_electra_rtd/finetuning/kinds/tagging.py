@@ -19,9 +19,9 @@ from hf_electra_rtd.ops import IGNORED
 class TaggingKind(Kind):
     """Tagging. The first token of a word carries its tag (google-research/electra finetune/tagging/tagging_tasks.py);
     its other tokens are not learned. Words have the tokens that they have in running text, behind a space; none in
-    Chinese. One that leaves no token (a control character, an accent alone) is read as the unknown token. A sentence
-    that is too long goes on in further features, each filled with as many whole words as fit; the original drops it.
-    Of a word that is too long by itself, the first tokens are kept."""
+    Chinese. One that leaves no token (a control character, an accent alone, what looks like a special token) is read
+    as the unknown token. A sentence that is too long goes on in further features, each filled with as many whole words
+    as fit; the original drops it. Of a word that is too long by itself, the first tokens are kept."""
 
     auto_class = AutoModelForTokenClassification
     make_collator = DataCollatorForTokenClassification
@@ -32,7 +32,7 @@ class TaggingKind(Kind):
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         space = "" if self.task.language == "zh" else " "
         kept = [
-            (index, [space + word for word in words], tags)
+            (index, [space + self._without_special_tokens(word) for word in words], tags)
             for index, words, tags in zip(indices, batch["texts"], batch["label"], strict=True)
             if words and not (training and tags is None)
         ]

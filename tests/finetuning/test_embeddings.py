@@ -12,7 +12,6 @@ from transformers import AutoModel, AutoTokenizer
 from hf_electra_rtd import Classifier
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.finetuning.finetune import finetune
-from hf_electra_rtd.inference.export import main as export
 from tests.finetuning.conftest import WORDS, read_lines
 
 
@@ -39,14 +38,8 @@ def rows(number: int, seed: int, *columns: str) -> list[dict]:
     return [{name: row[name] for name in columns or row} for row in made]
 
 
-def test_an_exported_run_embeds_a_text_as_the_mean_of_its_tokens(finished_run, tmp_path, capsys):
-    export(["--model", str(finished_run), "--format", "sentence-transformers", "--output_dir", str(tmp_path / "out")])
-    model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    (tmp_path / "out/notes.txt").write_text("mine")
-    for directory in (tmp_path / "out", finished_run / "discriminator"):
-        with pytest.raises(ValueError, match=directory.name):
-            export(["--model", str(finished_run), "--format", "sentence-transformers", "--output_dir", str(directory)])
-    (tmp_path / "out/notes.txt").unlink()
+def test_sentence_transformers_embeds_a_text_by_a_discriminator_as_the_mean_of_its_tokens(finished_run):
+    model = sentence_transformers.SentenceTransformer(str(finished_run / "discriminator"), device="cpu")
     texts = ["the river .", "a little garden by the old mill and the street ."]
     encoder = AutoModel.from_pretrained(finished_run / "discriminator").eval()
     tokens = AutoTokenizer.from_pretrained(finished_run / "discriminator")(texts, padding=True, return_tensors="pt")
@@ -55,7 +48,6 @@ def test_an_exported_run_embeds_a_text_as_the_mean_of_its_tokens(finished_run, t
     real_BL1 = tokens["attention_mask"].unsqueeze(-1)
     expected_BH = (hidden_BLH * real_BL1).sum(1) / real_BL1.sum(1)
     torch.testing.assert_close(model.encode(texts, convert_to_tensor=True).double(), expected_BH, rtol=0, atol=1e-5)
-    assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json"))
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,6 @@ def test_files_of_a_model_that_are_gone_are_deleted_and_those_of_others_stay(wei
     hub.repositories[DISCRIMINATOR].branches["main"][-1].tree.update(others)
     publish([model(weights)])
     assert hub.files(DISCRIMINATOR).keys() == {"README.md", "config.json", "model.safetensors", *others}
-    publish([Repository(DISCRIMINATOR, {"README.md": b"# A card alone\n"}, RUN)])
-    assert hub.files(DISCRIMINATOR)["model.safetensors"] == WEIGHTS
 
 
 # ---- Refusals, before a file is sent ----

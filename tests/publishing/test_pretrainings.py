@@ -35,6 +35,8 @@ OTHER_FILE = [{"name": "novels.txt", "sha256": "1" * 64, "weight": 1.0}]
         ({"model": {"sharing": "none"}}, ["rtd (sharing embeddings)", "rtd (sharing none)"]),
         ({"objective": "electric"}, ["rtd", "electric"]),
         ({"described": {"backbone": "bert"}}, ["rtd", "rtd (backbone bert)"]),
+        ({"described": {"new_generator": True}}, ["rtd", "rtd (new_generator"]),
+        ({"described": {"generator": "org/generator"}}, ["rtd", "rtd (trained generator org/generator)"]),
         ({"model": {"disallow_correct": True}}, ["rtd", "rtd (disallow_correct"]),
         ({"training": {"lr_scheduler_kwargs": {"min_lr": 1e-5}}}, ["rtd", "rtd (lr_scheduler_kwargs"]),
         ({"data": {"word_segmenter": "jieba"}}, ["rtd (data ", "rtd (data "]),

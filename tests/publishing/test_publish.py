@@ -155,16 +155,6 @@ def test_evaluations_are_of_this_model(runs, hub):
     assert send(runs / "run", "--evaluations", halfway) == 0
 
 
-def test_only_examples_of_a_dataset_on_the_hub_are_in_a_card(runs):
-    for dataset, number in ((None, 0), ("org/reviews", 2)):
-        for path in EvaluationRecord.find(runs / "tuned"):
-            record = EvaluationRecord.load(path)
-            dataclasses.replace(record, dataset={**record.dataset, "id": dataset}).save(path.parent)
-        (repository,) = publish.fine_tuned_repositories(runs / "tuned", "org/small", CardArguments())
-        widget = ModelCard(repository.files["README.md"].decode()).data.get("widget") or []
-        assert len(widget) == number
-
-
 def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, monkeypatch):
     record, card_args = PretrainingRecord.load(finished_run), CardArguments()
     text = pretraining_card(record, "generator", GENERATOR, card_args)
@@ -177,17 +167,6 @@ def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, m
     assert pretrain.main([*words[2:], "--use_cpu", "True", "--disable_tqdm", "True", "--output_dir", "again"]) == 0
     for path in ("model.safetensors", "fractions/50/generator/model.safetensors"):
         assert (tmp_path / "again" / path).read_bytes() == (finished_run / path).read_bytes()
-
-
-def test_card_only_uploads_cards_and_results_and_leaves_every_other_file(runs, hub):
-    results = ["--evaluations", str(runs / "tuned"), "--card_only"]
-    assert send(runs / "run") == 0
-    before = hub.everything()
-    assert send(runs / "run", *results, "--license", "apache-2.0") == 0
-    for key, files in hub.everything().items():
-        assert {path for path in files if files[path] != before[key].get(path)} == {"README.md"}
-        assert files.keys() == before[key].keys()
-        assert card(hub, *key).data.license == "apache-2.0"
 
 
 # ---- What must not leave ----

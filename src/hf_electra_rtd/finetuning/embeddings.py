@@ -8,16 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import fields
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
-from transformers import AutoModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer
+from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.finetuning.data import Split
-from hf_electra_rtd.finetuning.heads import load_with_head, open_encoder
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
 
 
@@ -39,11 +37,9 @@ logger = logging.getLogger(__name__)
 _TRAINER = {"remove_unused_columns": True, "train_sampling_strategy": "random", "label_names": None}
 
 
-def with_mean_pooling(
-    encoder: Any, tokenizer: PreTrainedTokenizerBase, max_seq_length: int | None = None
-) -> SentenceTransformer:
+def with_mean_pooling(encoder: Any, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> SentenceTransformer:
     """A bare encoder, with its tokenizer, as a model of sentence-transformers. A longer text than `max_seq_length`
-    tokens (by default than the encoder's positions) is cut."""
+    tokens is cut."""
     with TemporaryDirectory() as directory:
         encoder.save_pretrained(directory)
         save_tokenizer(tokenizer, directory)
@@ -53,14 +49,8 @@ def with_mean_pooling(
 
 
 def load_embeddings(name: str, use_cpu: bool = False) -> SentenceTransformer:
-    """The model of a directory that sentence-transformers wrote; of any other name that is an encoder (a run, one of
-    its networks, ...), that encoder with mean pooling."""
-    if (Path(name) / "modules.json").is_file():
-        return SentenceTransformer(name, device="cpu" if use_cpu else None, trust_remote_code=False)
-    source, config, _ = open_encoder(name, weights=False)
-    tokenizer = load_tokenizer(source)
-    fit_tokenizer(tokenizer, config)
-    return with_mean_pooling(load_with_head(AutoModel, name), tokenizer)
+    """The model of a directory, or an id of the Hub, that sentence-transformers wrote."""
+    return SentenceTransformer(name, device="cpu" if use_cpu else None, trust_remote_code=False)
 
 
 def save_embeddings(model: SentenceTransformer, directory: str | os.PathLike[str]) -> None:

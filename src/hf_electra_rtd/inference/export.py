@@ -1,5 +1,4 @@
-"""`hf-electra-rtd export`: a model as an ONNX graph, for onnxruntime, for a browser, for a phone; or an encoder for
-sentence-transformers.
+"""`hf-electra-rtd export`: a model as an ONNX graph, for onnxruntime, for a browser, for a phone.
 
     hf-electra-rtd export --model runs/small --output_dir exports/small --file sentences.txt
     hf-electra-rtd export --model runs/reviews --output_dir exports/reviews --file dev.csv \\
@@ -12,13 +11,6 @@ The first writes the two networks of a run, `detector/` and `generator/`; the se
 Nothing is written unless the graph gives what torch gives: the same outputs at several shapes, and with --file (or,
 for a task of a benchmark, --data_dir) the same prediction for every row. The command prints what int8
 costs.
-
-    hf-electra-rtd export --model runs/small --format sentence-transformers \\
-        --output_dir exports/embeddings
-
-writes a directory that `SentenceTransformer(...)` loads: the encoder of a run, of a network or of a fine-tuned model,
-with the mean of its outputs at the tokens of a text as the embedding. Before contrastive training (`finetune
---task_kind embedding`) such embeddings are poor.
 """
 
 from __future__ import annotations
@@ -34,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import numpy as np
@@ -65,7 +57,6 @@ from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
 from hf_electra_rtd.pair.places import (
     DETECTOR,
-    EMBEDDING_FILES,
     FINE_TUNED,
     GENERATOR,
     NETWORK_FILES,
@@ -102,7 +93,6 @@ RULES = (
     Rule("file", "Each names rows to try the graph on.", excludes=("data_dir",)),
     *(Rule(name, "It is a column of this file.", needs=("file",), changes_nothing=True) for name in _COLUMNS),
     Rule("batch_size", "", needs=("file", "data_dir"), changes_nothing=True),
-    *(Rule(name, "It tries a graph.", excludes=("format=sentence-transformers",)) for name in ("file", "data_dir")),
 )
 
 
@@ -112,9 +102,6 @@ class ExportArguments:
 
     model: str = required("A pre-training or fine-tuning run, or directory or Hub id of a model of one.")
     output_dir: str = required("Where the graph, its tokenizer and its card are written.")
-    format: Literal["onnx", "sentence-transformers"] = flag(
-        "onnx", "A graph, or an encoder whose mean output is the embedding of a text."
-    )
     file: str | None = flag(None, "To try it on: labeled rows of a task, as for finetune, or texts, one a line.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
@@ -148,13 +135,6 @@ def main(argv: list[str]) -> int:
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)  # `load_with_head` checks the tensors
     logging.getLogger("transformers.distributed").setLevel(logging.ERROR)  # by that level it tells how to shard layers
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of operators of packages that are not there
-    if args.format == "sentence-transformers":
-        from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
-
-        with writing(args.output_dir, EMBEDDING_FILES[0], (*NETWORK_FILES, *EMBEDDING_FILES)) as partial:
-            save_embeddings(load_embeddings(args.model, use_cpu=True), partial)
-        print(f"{args.output_dir}: SentenceTransformer({args.output_dir!r}) loads it.")
-        return 0
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ValueError(MISSING.format(package))

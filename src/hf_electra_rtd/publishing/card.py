@@ -31,7 +31,6 @@ from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, limits, markdown_table, results_table, summarize
 
 
-PROJECT_URL: str | None = None  # of the repository; None while it is nowhere to be cloned from
 PACKAGE = "hf-electra-rtd"  # library of the pair, and a tag of all that comes from here
 # Of each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
 _KINDS = {
@@ -258,11 +257,9 @@ def fine_tuned_card(
     card: CardArguments,
     base_model: str | None = None,
     adapter: bool = False,
-    texts: Sequence[str] = (),
 ) -> str:
     """The card of a fine-tuned model, or of LoRA adapters, from the runs of one model on one task, the first of which
-    made the weights. `base_model` is the Hub id of what was fine-tuned, None where it is not on the Hub; `texts` are
-    held-out ones to try the model on, which become public with the card."""
+    made the weights. `base_model` is the Hub id of what was fine-tuned, None where it is not on the Hub."""
     run = records[0]
     results = summarize(records)
     if len(results) != 1:
@@ -296,7 +293,6 @@ def fine_tuned_card(
         datasets=list(dict.fromkeys(datasets)),
         base_model=derived,
         base_model_relation=None if derived is None else relation,
-        widget=[{"text": text} for text in texts],
     )
 
     cautions = [*_cautions(records, ()), *(f"{run.task}: {limit}." for limit in limits(run))]
@@ -403,8 +399,6 @@ def _environment() -> Any:
     loader = PackageLoader("hf_electra_rtd.publishing")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {
-        "project": f"[its repository]({PROJECT_URL})" if PROJECT_URL else "its repository",
-        "project_url": PROJECT_URL,
         "picture": CURVES_FILE,
     }
     environment.filters |= {

@@ -67,8 +67,6 @@ class Repository:
     @property
     def replaced(self) -> set[str]:
         """The files beside the card that a push writes or deletes."""
-        if self.files.keys() == {CARD_FILE}:
-            return set()
         return {*self.files, *NETWORK_FILES} - {CARD_FILE}
 
 

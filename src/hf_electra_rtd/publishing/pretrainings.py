@@ -35,7 +35,15 @@ COLUMNS = {
     "all tokens right": "eval_discriminator_token_accuracy",
 }
 # Beside `pretraining_settings`: of the flags, of the training and of each network.
-_STARTS = ("continue_from", "backbone", "generator_backbone", "discriminator", "two_stage_from", "from_scratch")
+_STARTS = (
+    "continue_from",
+    "new_generator",
+    "backbone",
+    "generator_backbone",
+    "discriminator",
+    "two_stage_from",
+    "from_scratch",
+)
 _TRAINING = ("exact_loss_normalization", "lr_scheduler_kwargs", "optim_args", "neftune_noise_alpha")
 _SHAPE = (
     "model_type",
@@ -45,6 +53,12 @@ _SHAPE = (
     "num_attention_heads",
     "intermediate_size",
     "hidden_act",
+    # as DistilBERT calls them
+    "n_layers",
+    "dim",
+    "n_heads",
+    "hidden_dim",
+    "activation",
 )
 _LEFT_OUT = ("seed", "vocab_size")  # the tokenizer says more
 # What other data are, by the caption.
@@ -94,6 +108,7 @@ def _settings(record: PretrainingRecord) -> dict[str, str]:
     flags = record.arguments.get("model", {})
     training = record.arguments["training"]
     settings = {**pretraining_settings(record), **{name: flags.get(name) for name in _STARTS}}
+    settings["trained generator"] = flags.get("generator")
     settings |= {name: training.get(name) for name in _TRAINING}
     settings["disallow_correct"] = record.model.get("disallow_correct")
     for network in ("generator", "discriminator"):

@@ -17,7 +17,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from hf_electra_rtd.base.records import (
     PretrainingRecord,
     public,
 )
-from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import VOCABULARIES
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
 from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, WEIGHTS, identify
@@ -50,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 PARTS = ("discriminator", "generator", "detector", "pair")
 PREVIEWS = "publish_preview"  # in the run's directory
-_SAMPLES = 2  # held-out texts in a card
 _FORCE = "Replace the model and card of a repository that another run or a person wrote to."
 
 
@@ -80,7 +77,6 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
     evaluations: list[str] | None = flag(None, "output_dirs of fine-tunings of this run's discriminators.")
     compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")
     private: bool = flag(True, "Create private repositories and refuse public ones.")
-    card_only: bool = flag(False, "Upload the cards alone.")
     dry_run: bool = flag(False, "List every file with its size and write the cards; upload nothing.")
 
 
@@ -227,7 +223,7 @@ def fine_tuned_repositories(
             base = model["name_or_path"]
         adapter_config = best / "model" / ADAPTER_CONFIG
         is_adapter = adapter_config.exists()
-        text = cards.fine_tuned_card(records, repo_id, card, base, is_adapter, _held_out_texts(best, runs[best]))
+        text = cards.fine_tuned_card(records, repo_id, card, base, is_adapter)
         more: Files = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
         if is_adapter:
             config = {**read_json(adapter_config), "base_model_name_or_path": base}
@@ -237,17 +233,6 @@ def fine_tuned_repositories(
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
-
-
-def _held_out_texts(directory: Path, record: EvaluationRecord) -> list[str]:
-    """Texts to try a model on: the first ones that it was scored on, of tasks with one text whose dataset is on the
-    Hub. Examples from files are not made public."""
-    split = next(iter(record.metrics), "")
-    path = directory / record.predictions.get(split, "")
-    if not record.dataset.get("id") or len(record.dataset.get("text_columns") or ()) != 1 or not path.is_file():
-        return []
-    examples = [json.loads(line) for line in islice(read_lines(path), _SAMPLES)]
-    return [text for example in examples for text in example["texts"] if public(text) == text]
 
 
 def exported_repositories(directory: Path, hub_model_id: str, card: CardArguments) -> list[Repository]:
@@ -296,9 +281,6 @@ def main(argv: list[str]) -> int:
     args, card = parse_arguments((PublishArguments, CardArguments), argv, description=__doc__)
     check_arguments(args, card, rules=RULES)
     repositories = _find_repositories(args, card)
-    if args.card_only:
-        for repository in repositories:
-            repository.files = {hub.CARD_FILE: repository.files[hub.CARD_FILE]}
     if args.dry_run:
         show(repositories, args.run)
         return 0

@@ -57,7 +57,6 @@ class Task:
     max_seq_length: int = 128  # tokens of an example, or of a window of it
     double_unordered: bool = False  # pairs are learned in both orders (google-research/electra, `double_unordered`)
     unanswerable: bool = False  # a context may hold no answer (SQuAD 2.0)
-    majority: float = 0.0  # share of the most frequent label in the official dev file; 0 where it was not counted
     # Of each test split: the name of the server's file, and its number of examples; 0 where it is not a line each.
     submission: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     # GLUE's tsv with the `index` of the label, the `label` itself or a `number`; CLUE's `lines`, `answers`, `choices`
@@ -173,7 +172,7 @@ GLUE = (
         metrics=("matthews",),
         headers=dict.fromkeys(("train", "dev"), ("source", "label", "mark", "sentence")),
     ),
-    _glue("sst2", "SST-2", 1821, "index", _SENTIMENT, majority=444 / 872),
+    _glue("sst2", "SST-2", 1821, "index", _SENTIMENT),
     _glue(
         "mrpc",
         "MRPC",
@@ -184,7 +183,6 @@ GLUE = (
         metrics=("accuracy", "f1"),
         renamed={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
         double_unordered=True,
-        majority=279 / 408,
     ),
     _glue(
         "stsb",
@@ -222,9 +220,9 @@ GLUE = (
         renamed=_PREMISE,
         submission={"test_matched": ("MNLI-m.tsv", 9796), "test_mismatched": ("MNLI-mm.tsv", 9847)},
     ),
-    _glue("qnli", "QNLI", 5463, "label", _NOT_ENTAILED, ("question", "sentence"), majority=2761 / 5463),
-    _glue("rte", "RTE", 3000, "label", _NOT_ENTAILED, _PAIR, epochs=10.0, majority=146 / 277),
-    _glue("wnli", "WNLI", 146, "index", _NOT_ENTAILED[::-1], _PAIR, majority=40 / 71),
+    _glue("qnli", "QNLI", 5463, "label", _NOT_ENTAILED, ("question", "sentence")),
+    _glue("rte", "RTE", 3000, "label", _NOT_ENTAILED, _PAIR, epochs=10.0),
+    _glue("wnli", "WNLI", 146, "index", _NOT_ENTAILED[::-1], _PAIR),
     _glue(
         "ax",
         "AX",
@@ -241,12 +239,12 @@ GLUE = (
 )
 
 CLUE = (
-    _clue("afqmc", "AFQMC", _BINARY, _PAIR, submission=("afqmc_predict.json", 3861), majority=2978 / 4316),
+    _clue("afqmc", "AFQMC", _BINARY, _PAIR, submission=("afqmc_predict.json", 3861)),
     # Keywords are left out, as some releases have them in the dev set only.
-    _clue("tnews", "TNEWS", _NEWS, submission=("tnews11_predict.json", 10_000), majority=1089 / 10_000),
+    _clue("tnews", "TNEWS", _NEWS, submission=("tnews11_predict.json", 10_000)),
     _clue("iflytek", "IFLYTEK", tuple(map(str, range(119))), submission=("iflytek_predict.json", 2600)),
     _clue("cmnli", "CMNLI", _CLUE_INFERENCE, _PAIR, submission=("cmnli_predict.json", 13_880)),
-    _clue("ocnli", "OCNLI", _CLUE_INFERENCE, _PAIR, submission=("ocnli_50k_predict.json", 3000), majority=1103 / 3000),
+    _clue("ocnli", "OCNLI", _CLUE_INFERENCE, _PAIR, submission=("ocnli_50k_predict.json", 3000)),
     _clue(
         "cluewsc2020",
         "CLUEWSC2020",
@@ -255,7 +253,6 @@ CLUE = (
         format="wsc",
         epochs=10.0,  # the paper's of RTE, which has twice as many examples
         submission=("cluewsc11_predict.json", 2574),
-        majority=193 / 304,
     ),
     _clue(
         "csl",

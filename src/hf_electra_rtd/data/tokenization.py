@@ -7,8 +7,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
-from itertools import zip_longest
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,12 @@ def count_unknown(tokenizer: PreTrainedTokenizerBase, ids: Any) -> tuple[int, in
     """How many of some tokens are unknown, and how many there are without special ones."""
     unknown = int(np.count_nonzero(np.equal(ids, tokenizer.unk_token_id)))
     return unknown, unknown + int(np.count_nonzero(np.isin(ids, tokenizer.all_special_ids, invert=True)))
+
+
+def count_unknown_in(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[int, int]:
+    """As `count_unknown`, of the tokens of some texts."""
+    rows = tokenizer([*texts], verbose=False, split_special_tokens=True)["input_ids"] if texts else []
+    return count_unknown(tokenizer, list(chain.from_iterable(rows)))
 
 
 def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> float:

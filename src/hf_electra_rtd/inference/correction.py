@@ -32,7 +32,7 @@ from transformers.utils.logging import disable_progress_bar
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
-from hf_electra_rtd.data.tokenization import check_known, load_tokenizer
+from hf_electra_rtd.data.tokenization import check_known, count_unknown_in, load_tokenizer
 from hf_electra_rtd.data.units import find_units, in_case_of, is_han, may_change, replace_parts
 from hf_electra_rtd.data.words import whole_words
 from hf_electra_rtd.encoders.families import inputs_of
@@ -243,7 +243,7 @@ def main(argv: list[str]) -> None:
     corrector = Corrector.from_pretrained(arguments.model, **options)
     if arguments.score:
         sources, rights = read_pairs(arguments.score)
-        check_known(arguments.score, *corrector.count_unknown(sources))
+        check_known(arguments.score, *count_unknown_in(corrector.tokenizer, sources))
         predictions = [result["target"] for result in corrector.results(sources)]
         scores = score_correction(sources, predictions, rights, SIGHAN13 if arguments.sighan13 else "")
         print(json.dumps(scores) if arguments.format == "json" else describe_scores(scores))

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.base.cli import Rule, flag
 from hf_electra_rtd.base.files import writing
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.tokenization import check_known, count_unknown
+from hf_electra_rtd.data.tokenization import check_known, count_unknown_in
 from hf_electra_rtd.data.units import cut_text, find_units
 from hf_electra_rtd.encoders.families import max_length as longest
 from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH
@@ -77,14 +77,8 @@ class TextJudge(ABC):
         if isinstance(texts, str):
             return self([texts])[0]
         texts = [*texts]
-        check_known("The texts", *self.count_unknown(texts), refuses=False)
+        check_known("The texts", *count_unknown_in(self.tokenizer, texts), refuses=False)
         return self.results(texts)
-
-    def count_unknown(self, texts: Sequence[str]) -> tuple[int, int]:
-        """How many tokens of some texts are unknown, and how many there are."""
-        encodings = self._encode([*texts]).encodings if texts else []
-        counts = [count_unknown(self.tokenizer, encoding.ids) for encoding in encodings]
-        return sum(unknown for unknown, _ in counts), sum(total for _, total in counts)
 
     @torch.no_grad()
     def results(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -148,7 +142,7 @@ def run_on_texts(judge: TextJudge, arguments: TextArguments, show: Callable[[dic
     with _opened(arguments.output_file) as output:
         while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
             total += len(some)
-            of_unknown, of_all = judge.count_unknown(some)
+            of_unknown, of_all = count_unknown_in(judge.tokenizer, some)
             num_unknown += of_unknown
             num_tokens += of_all
             for result in judge.results(some):

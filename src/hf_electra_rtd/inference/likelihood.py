@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments
 from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.base.records import EvaluationRecord, public_command, utc_now
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
+from hf_electra_rtd.data.tokenization import check_known, count_unknown_in, load_tokenizer
 from hf_electra_rtd.inference.minimal_pairs import SETTINGS, judge_pairs, load_judge, read_pairs, write_result
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 from hf_electra_rtd.pair.places import identify
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
 
     num_unknown = num_tokens = 0
     while batch := list(islice(texts, arguments.batch_size)):
-        of_unknown, of_all = _count_unknown(tokenizer, batch)
+        of_unknown, of_all = count_unknown_in(tokenizer, batch)
         num_unknown += of_unknown
         num_tokens += of_all
         for text, facts in zip(batch, score(batch), strict=True):
@@ -102,12 +102,6 @@ def main(argv: list[str]) -> None:
         print(f"Skipped: {skipped:,} text(s) without a token, or with too many.", file=sys.stderr)
 
 
-def _count_unknown(tokenizer: Any, texts: list[str]) -> tuple[int, int]:
-    """How many tokens of some texts are unknown, and how many there are."""
-    rows = tokenizer(texts, verbose=False, split_special_tokens=True)["input_ids"]
-    return count_unknown(tokenizer, list(chain.from_iterable(rows)))
-
-
 def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
     started = utc_now()
     if arguments.output_dir is not None:  # before the work
@@ -115,7 +109,7 @@ def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
     pairs = read_pairs(path, arguments.max_pairs)
     judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)
     sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
-    check_known(path, *_count_unknown(judge.tokenizer, sentences), refuses=False)
+    check_known(path, *count_unknown_in(judge.tokenizer, sentences), refuses=False)
     result = judge_pairs(pairs, judge.scorer)
     width = max(map(len, result.phenomena))
     for phenomenon, accuracy in result.phenomena.items():

@@ -24,7 +24,6 @@ from hf_electra_rtd.base.records import (
     PretrainingRecord,
     describe_hardware,
 )
-from hf_electra_rtd.base.tasks import BENCHMARKS
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
@@ -501,10 +500,8 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
 
 
 def _is_constant(run: EvaluationRecord, split: str) -> bool:
-    """Whether a model predicts the same for every example; without a report only Matthews' correlation tells."""
-    if split in run.reports:
-        return "constant_prediction" in run.reports[split]
-    return run.metrics[split].get("matthews") == 0
+    """Whether a model predicts the same for every example."""
+    return "constant_prediction" in run.reports.get(split, {})
 
 
 # ---- Values of cards ----
@@ -624,7 +621,6 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
     cautions = []
     scratch = summarize(run for run in others if run.model["from_scratch"])
     random = {(result.benchmark, result.runs[0].task): result.main for result in scratch}
-    majorities = {(name, task.name): task.majority for name, tasks in BENCHMARKS.items() for task in tasks}
     for result in summarize(own):
         task = result.task
         first = result.runs[0]
@@ -635,9 +631,7 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
             cautions.append(f"{task}: {constant} of {len(result.runs)} models predict the same for every example.")
         elif random.get(key) and score <= median(random[key]):
             cautions.append(f"{task}: not better than the same architecture from random weights.")
-        is_whole = first.main_metric == "accuracy" and not first.arguments.get("max_eval_samples")
-        report = next(iter(first.reports.values()), {})
-        majority = report.get("baseline", {}).get("score", majorities.get(key) if is_whole else None)
+        majority = next(iter(first.reports.values()), {}).get("baseline", {}).get("score")
         if majority and score - majority < 0.05:
             cautions.append(
                 f"{task}: the median is {100 * score:.1f}; always giving the most frequent label scores "

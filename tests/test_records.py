@@ -72,6 +72,7 @@ def test_a_file_that_is_no_record_is_refused_by_name(text, tmp_path):
         ("dataset", "https://alice:secret@example.org/data", "https://example.org/data"),
         ("dataset", "https://example.org/data?a=b&token=abc", "https://example.org/data?a=b&token=<secret>"),
         ("run_name", "API_KEY=abc", "API_KEY=<secret>"),
+        ("run_name", "PGPASSWORD=abc", "PGPASSWORD=<secret>"),
         ("label_words", "monkey=animal", "monkey=animal"),
         ("run_name", "hf_" + "a" * 34, "<token>"),
         ("note", "a\n  /home/alice/notes.txt", "a\nnotes.txt"),

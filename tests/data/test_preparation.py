@@ -105,7 +105,7 @@ def test_dropping_duplicates_loses_no_line_of_which_a_copy_is_read(tmp_path, tok
         assert 0 < made.header.statistics["duplicate_lines"] < len(WORDS)
 
 
-def test_the_split_is_by_document_seeded_and_never_empty():
+def test_the_split_is_by_document_seeded_never_empty_and_drawn_in_any_number_of_parts(monkeypatch):
     def chosen(num_documents, share, seed):
         lines = list(itertools.chain.from_iterable((str(document), "") for document in range(num_documents)))
         text = SimpleNamespace(source=SimpleNamespace(weight=3.0), read=lambda _: lines)
@@ -117,6 +117,8 @@ def test_the_split_is_by_document_seeded_and_never_empty():
         return parts[1]
 
     held_out_of_a_thousand = chosen(1000, 0.05, seed=0)
+    monkeypatch.setattr(preparation, "_DRAWN", 64)
+    assert chosen(1000, 0.05, seed=0) == held_out_of_a_thousand
     assert len(held_out_of_a_thousand) == 50
     assert chosen(1000, 0.05, seed=1) != held_out_of_a_thousand
     assert len(chosen(2, 0.05, seed=0)) == 1
@@ -169,7 +171,7 @@ def test_threads_and_sizes_of_chunks_change_nothing(tmp_path, corpus, tokenizer,
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
-    for name, size in (("_CHUNK", 1 << 11), ("_SORTED", 1 << 10)):
+    for name, size in (("_CHUNK", 1 << 11), ("_DRAWN", 1 << 7), ("_SORTED", 1 << 10)):
         monkeypatch.setattr(preparation, name, size)
     peaks = []
     for num_documents in (40, 2000, 4000):  # the first imports what it needs; buffers are full from 2,000 on

@@ -21,7 +21,7 @@ from hf_electra_rtd.data.prepare_command import main
 from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.initialization import count_tokens
-from hf_electra_rtd.training import pretrain
+from hf_electra_rtd.training import meters, pretrain
 from tests.conftest import VOCABULARY, pretraining_flags
 
 
@@ -144,6 +144,7 @@ def test_shards_are_read_as_one_file(written, elsewhere, place):
     for first in range(0, 2 * ROWS + 20, 7):
         found, expected = (stream.__getitems__(range(first, first + 7)) for stream in reversed(streams))
         assert_same(found, expected)
+    assert meters.count_tokens(streams[1], None, 2 * ROWS) == 2 * one.header.num_tokens
     np.testing.assert_array_equal(many[ROWS - 1]["word_starts"], one[ROWS - 1]["word_starts"])
     with pytest.raises(IndexError):
         many[ROWS]

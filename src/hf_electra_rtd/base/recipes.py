@@ -71,7 +71,7 @@ SIZES: Mapping[str, Size] = {
         },
         is_published=False,
     ),
-    # Ours, as wide and deep as BERT-Mini, for Wikipedia of a language on one CPU core: about an hour and a half.
+    # Ours, as wide and deep as BERT-Mini, for Wikipedia of a language on one CPU core: just under two hours.
     "mini": Size(
         architecture={
             **_architecture(4, 256, 4, 128),
@@ -132,9 +132,9 @@ def continued_recipe(name: str) -> dict[str, Any]:
     rate), a short warm-up, and Adam with bias correction, without which the first steps are too large for it."""
     recipe = dict(get_size(name).pretraining)
     recipe["max_steps"] //= 10
-    for name in ("learning_rate", "generator_learning_rate"):
-        if name in recipe:
-            recipe[name] /= 10
+    for rate in ("learning_rate", "generator_learning_rate"):
+        if rate in recipe:
+            recipe[rate] /= 10
     return {**recipe, "warmup_steps": 0.06, "bias_correction": True, "eval_on_start": True}
 
 

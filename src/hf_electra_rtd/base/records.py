@@ -272,7 +272,7 @@ _PATH_WITH_OPTIONS = re.compile(r"(.*?)((?:,\w+=[^,]*)*)")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
 _URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
 _KEY_SECRET = re.compile(
-    r"^(\s*(?:\w*_)?(?:API|ACCESS|AUTH|HF)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)S?(?:_\w*)?=)(?!<secret>$).+$",
+    r"^(\s*(?:\w*(?:TOKEN|SECRET|PASSWORD|PASSWD)\w*|(?:\w*_)?(?:API|ACCESS|PRIVATE)?KEYS?(?:_\w*)?)=)(?!<secret>$).+$",
     re.IGNORECASE | re.MULTILINE,
 )
 # Secrets in a value: the pattern of each, and what takes its place.

@@ -38,6 +38,7 @@ from hf_electra_rtd.ops import randomness
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 18  # characters that are tokenized at once
+_DRAWN = 1 << 18  # documents whose random numbers are drawn at once
 _SORTED = 1 << 23  # hashes of lines that are sorted at once
 TRAIN = 0  # numbers of the parts
 HELD_OUT = 1
@@ -162,12 +163,16 @@ def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
     count = max(1, round(share * num_documents))
     if count >= num_documents:
         raise ValueError(f"held_out_share={share}: {num_documents} document(s) are too few. An empty line ends one.")
-    return int(np.partition(_draw(seed, randomness.SPLITTING, 0, num_documents), count)[count])
+    lowest = np.empty(0, dtype=np.uint64)
+    for numbers in _draw(seed, randomness.SPLITTING, 0, num_documents):
+        lowest = np.sort(np.concatenate([lowest, numbers]))[: count + 1]
+    return int(lowest[count])
 
 
-def _draw(seed: int, purpose: int, first: int, end: int) -> np.ndarray:
-    """A random number of each document from `first` to `end`: uint64 (N,)."""
-    return randomness.counter_bits(seed, purpose, first, end - first, 1)[:, 0]
+def _draw(seed: int, purpose: int, first: int, end: int) -> Iterator[np.ndarray]:
+    """A random number of each document from `first` to `end`, some at a time: uint64 (N,)."""
+    for start in range(first, end, _DRAWN):
+        yield randomness.counter_bits(seed, purpose, start, min(_DRAWN, end - start), 1)[:, 0]
 
 
 class _Reader:
@@ -218,7 +223,7 @@ class _Reader:
         for text, facts in zip(self.texts, self.scans, strict=True):
             ends = document + facts["num_documents"], index + facts["num_lines"]
             if text.source.weight > number:
-                parts = iter(self._parts(document, ends[0], number, text.source.weight))
+                parts = self._parts(document, ends[0], number, text.source.weight)
                 part = next(parts)
                 for line in text.read(what):
                     if part >= 0 and index + bool(line) <= ends[1]:  # else the file grew, and will be refused
@@ -227,11 +232,12 @@ class _Reader:
                     part = part if line else next(parts, -1)
             document, index = ends
 
-    def _parts(self, first: int, end: int, number: int, weight: float) -> list[int]:
+    def _parts(self, first: int, end: int, number: int, weight: float) -> Iterator[int]:
         """The parts of documents; -1 where this pass leaves one out."""
-        is_read = _draw(self.seed, randomness.WEIGHTING, first, end) < round(min(1.0, weight - number) * 2**64)
-        is_held_out = _draw(self.seed, randomness.SPLITTING, first, end) < self.threshold
-        return np.where(is_held_out, -1 if number else HELD_OUT, np.where(is_read, TRAIN, -1)).tolist()
+        drawn = (_draw(self.seed, purpose, first, end) for purpose in (randomness.SPLITTING, randomness.WEIGHTING))
+        for splitting, weighting in zip(*drawn, strict=True):
+            train = np.where(weighting < round(min(1.0, weight - number) * 2**64), TRAIN, -1)
+            yield from np.where(splitting < self.threshold, -1 if number else HELD_OUT, train).tolist()
 
 
 @dataclass

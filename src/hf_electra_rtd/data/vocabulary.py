@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _LEAST_SEEN = 4  # times; a rarer word has too few examples to learn from
 _LEAST_PIECES = 3
+_MOST_KINDS = 1 << 20  # of parts of lines that are held at once
 _SHOWN = 8
 
 
@@ -76,8 +77,7 @@ def choose_words(
     backend = get_backend(tokenizer)
     words = defaultdict[str, float](float)
     for lines, weight in texts:
-        seen = Counter(part for line in lines for part in line.split())  # splitting each kind once is quicker
-        for part, times in seen.items():
+        for part, times in _count_parts(lines):
             normal = backend.normalizer.normalize_str(part) if backend.normalizer else part
             for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
                 words[word] += weight * times
@@ -116,6 +116,17 @@ def old_pieces(tokenizer: PreTrainedTokenizerBase, extended: PreTrainedTokenizer
 def _pieces(model: Any, word: str) -> list[int]:
     """The ids of a word; none for an unknown one."""
     return [piece.id for piece in model.tokenize(word) if piece.value != model.unk_token]
+
+
+def _count_parts(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """What stands between white space, and how often, many lines at once: splitting each kind once is quicker."""
+    seen = Counter[str]()
+    for line in lines:
+        seen.update(line.split())
+        if len(seen) >= _MOST_KINDS:
+            yield from seen.items()
+            seen.clear()
+    yield from seen.items()
 
 
 def _extended(backend: Any, words: Sequence[str]) -> Any:

@@ -90,6 +90,8 @@ def test_training_brings_like_texts_together_and_leaves_what_sentence_transforme
     # Not of the cosines themselves: rounding orders the ties of equal texts.
     correlation = spearmanr(predictions, [row["label"] for row in dev])[0]
     assert record.score == pytest.approx(correlation, abs=1e-6)
+    with pytest.raises(ValueError, match="runtime"):
+        Classifier(str(tmp_path / "run"), runtime="onnx")
     again = Classifier(str(tmp_path / "run"), use_cpu=True).predict([(row["text"], row["other"]) for row in dev])
     assert [answer["similarity"] for answer in again] == pytest.approx(cosines, abs=1e-4)
     assert [answer["similarity"] for answer in model.predict(dev[:3])] == pytest.approx(cosines[:3], abs=1e-4)

@@ -128,7 +128,7 @@ LORA_LEARNING_RATE = 1e-3  # ours: adapters start at zero and want larger steps 
 
 def continued_recipe(name: str) -> dict[str, Any]:
     """The recipe of a named size for networks that go on on other text, with a new optimizer: a tenth of the learning
-    rate and of the steps, as microsoft/DeBERTa (experiments/language_model/rtd.sh, `*-continue`: 1/10 to 1/6 of the
+    rates and of the steps, as microsoft/DeBERTa (experiments/language_model/rtd.sh, `*-continue`: 1/10 to 1/6 of the
     rate), a short warm-up, and Adam with bias correction, without which the first steps are too large for it."""
     recipe = dict(get_size(name).pretraining)
     recipe["max_steps"] //= 10

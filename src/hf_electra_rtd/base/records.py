@@ -98,7 +98,7 @@ class PretrainingRecord(_Record):
     versions: dict[str, str]  # of Python and the packages
     steps: int  # optimizer steps
     sequences: int  # trained on, over all steps and processes
-    tokens: int  # real tokens in these sequences
+    tokens: int  # real tokens in these sequences, by the mean length of those in the text
     train_seconds: Number  # in training steps, without evaluation and saving; over all sessions of a resumed run
     flops: dict[str, Number | None]  # `model` and `paper`, see `hf_electra_rtd.base.accounting`
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
@@ -271,8 +271,10 @@ _PRIVATE = re.compile(r"\.\.?[\\/]|(?:file:(?://)?)?/(?:home|Users|root)/|~[\\/]
 _PATH_WITH_OPTIONS = re.compile(r"(.*?)((?:,\w+=[^,]*)*)")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
 _URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
+# In small letters, `key` alone may be the end of a word, such as monkey.
 _KEY_SECRET = re.compile(
-    r"^(\s*(?:\w*(?:TOKEN|SECRET|PASSWORD|PASSWD)\w*|(?:\w*_)?(?:API|ACCESS|PRIVATE)?KEYS?(?:_\w*)?)=)(?!<secret>$).+$",
+    r"^(\s*(?:\w*(?:TOKEN|SECRET|PASSWORD|PASSWD)\w*|(?-i:[A-Z0-9_]*KEY[A-Z0-9_]*)"
+    r"|(?:\w*_)?(?:API|ACCESS|PRIVATE)?KEYS?(?:_\w*)?)=)(?!<secret>$).+$",
     re.IGNORECASE | re.MULTILINE,
 )
 # Secrets in a value: the pattern of each, and what takes its place.

@@ -200,11 +200,6 @@ class Blocks(Dataset):
         """The sequences at an int64 array (B,) of indices."""
         raise NotImplementedError
 
-    @property
-    def is_full(self) -> bool:
-        """Whether every sequence has `max_seq_length` tokens."""
-        return self.header.num_tokens == self.header.num_sequences * self.header.max_seq_length
-
     # ---- Shards, of which a single file is one ----
 
     def part(self, shards: Sequence[int]) -> "Blocks":
@@ -247,7 +242,7 @@ class BlockFile(Blocks):
         lengths = self.lengths(indices)
         second_segments = self._index["second_segment"][indices].astype(np.int64)
         length = self.header.max_seq_length
-        if self.is_full:
+        if self.header.num_tokens == self.header.num_sequences * length:  # all are full
             ids = self._ids.reshape(-1, length).take(indices, axis=0)
         else:
             starts = self._index["end"][indices].astype(np.int64) - lengths

@@ -298,21 +298,16 @@ class ShardedBlocks(Blocks):
         part._begin()
         return part
 
-    def _by_shard(self, indices: np.ndarray) -> Iterator[tuple[BlockFile, np.ndarray, np.ndarray]]:
-        """Of each shard, in the order in which they occur: the file, the places in `indices`, and the rows there."""
+    def read(self, indices: np.ndarray) -> SequenceBatch:
         shards = np.searchsorted(self._ends, indices, side="right")
         numbers, firsts = np.unique(shards, return_index=True)
-        for shard in numbers[np.argsort(firsts)].tolist():
-            places = np.flatnonzero(shards == shard)
-            rows = indices[places] - (self._ends[shard] - self.shard_rows[shard])
-            yield self._get(shard), places, rows
-
-    def read(self, indices: np.ndarray) -> SequenceBatch:
         parts = []
         places = []
-        for file, places_here, rows in self._by_shard(indices):
-            parts.append(vars(file.read(rows)))
-            places.append(places_here)
+        for shard in numbers[np.argsort(firsts)].tolist():  # in the order in which they occur
+            here = np.flatnonzero(shards == shard)
+            rows = indices[here] - (self._ends[shard] - self.shard_rows[shard])
+            parts.append(vars(self._get(shard).read(rows)))
+            places.append(here)
         back = np.argsort(np.concatenate(places))
         known = [name for name, values in parts[0].items() if values is not None]
         return SequenceBatch(**{name: np.concatenate([part[name] for part in parts])[back] for name in known})

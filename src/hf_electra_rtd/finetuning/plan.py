@@ -236,5 +236,5 @@ def guess_size(config: Any) -> str:
     """The named size whose recipe fits an encoder: the closest one."""
     nearest = closest_size(config.hidden_size, config.num_hidden_layers)
     if config.hidden_size != get_size(nearest).architecture["hidden_size"]:
-        logger.info(f"By the width of its layers, the model gets the recipe of {nearest} (--size chooses another).")
+        logger.info(f"By its width and depth, the model gets the recipe of {nearest} (--size chooses another).")
     return nearest

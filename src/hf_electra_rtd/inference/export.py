@@ -9,8 +9,7 @@ The first writes the two networks of a run, `detector/` and `generator/`; the se
 (`onnx/model_quantized.onnx`), `config.json`, the tokenizer; and a card and `export_record.json`.
 
 Nothing is written unless the graph gives what torch gives: the same outputs at several shapes, and with --file (or,
-for a task of a benchmark, --data_dir) the same prediction for every row. The command prints what int8
-costs.
+for a task of a benchmark, --data_dir) the same prediction for every row. The command prints what int8 costs.
 """
 
 from __future__ import annotations

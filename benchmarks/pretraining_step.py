@@ -53,7 +53,7 @@ from workload import Batch, Rows, Workload
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.base.records import count_cores
-from hf_electra_rtd.ops import products
+from hf_electra_rtd.training.arguments import is_fast_in_bfloat16
 
 
 NUM_BATCHES = 4
@@ -254,7 +254,7 @@ def default_contestants(options: argparse.Namespace) -> list[str]:
         names += ["naive-bf16", "naive-bf16-compiled", "ours-bf16", "ours-bf16-compiled", "trainer-bf16"]
     elif not options.short:
         names.append("ours-compiled")
-        if products.bfloat16_gain() > 1:
+        if is_fast_in_bfloat16():
             names += ["naive-bf16", "ours-bf16"]
     if options.google_electra:
         names.append(ORIGINAL)
@@ -304,9 +304,6 @@ def main(argv: Sequence[str]) -> None:
     report = describe_run("pretraining_step", config)
     if report["load_average"][0] > 0.5:
         say(f"The machine is busy (load average {report['load_average'][0]:.2f}): times will be too long.")
-    if options.device == "cpu":
-        report["products"] = {"library": products.library(), "gflops": products.speeds()}
-        say(f"Matrix products in float32 by {products.library()}; GFLOP/s: {products.speeds()}")
     report["flops"] = workload.flops()
     report["gemm_peak"] = {
         str(dtype): measure_gemm_peak(dtype, options.device)

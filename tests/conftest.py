@@ -21,12 +21,9 @@ from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, Electra
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
-from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.configuration_electra_rtd import needs_generator_network
 
 
-# Torch's usual library for matrix products, whatever is faster on this machine: some tests compare bits.
-products.use_library(products.MKL)
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so the commands that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -164,12 +161,3 @@ def pad_batch(batch: dict[str, torch.Tensor], padding: int) -> dict[str, torch.T
     real = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     wide = {"input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"], "attention_mask": real}
     return {**batch, **{name: torch.nn.functional.pad(tensor, (0, padding)) for name, tensor in wide.items()}}
-
-
-@pytest.fixture(params=[products.MKL, products.ONEDNN])
-def library(request, monkeypatch):
-    """Each library of matrix products in turn."""
-    if request.param == products.ONEDNN and not products.has_onednn():
-        pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(products, "_chosen", request.param)
-    return request.param

@@ -67,33 +67,6 @@ def masked_lm_loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     return torch.stack(terms).sum() if terms else logits_NV.sum() * 0
 
 
-def dropout(inputs: Tensor, bits: Tensor, probability: float) -> Tensor:
-    """Where the number that 16 bits make, from 0 to 1, lies below the probability, 0; elsewhere as much more."""
-    kept = (bits.double() + 2**15) / 2**16 >= probability
-    return inputs * kept / kept.double().new_tensor(1.0 - round(probability * 2**16) / 2**16).to(inputs.dtype)
-
-
-def attention_with_dropout(
-    query_BHLD: Tensor,
-    key_BHLD: Tensor,
-    value_BHLD: Tensor,
-    bits_HBLL: Tensor,
-    probability: float,
-    scaling: float,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """As `transformers` writes it, with `dropout` above; (B, L, H, D)."""
-    scores = query_BHLD @ key_BHLD.mT * scaling
-    hidden = torch.zeros_like(scores, dtype=torch.bool)
-    if mask is not None:
-        hidden = hidden | (~mask if mask.dtype == torch.bool else mask == float("-inf"))
-        scores = scores if mask.dtype == torch.bool else scores + mask.masked_fill(mask == float("-inf"), 0.0)
-    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    weights = torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
-    weights = dropout(weights, bits_HBLL.transpose(0, 1), probability)
-    return (weights @ value_BHLD).transpose(1, 2)
-
-
 def attention_by_lengths(
     query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, offsets: Tensor, scaling: float, window: int | None = None
 ) -> Tensor:

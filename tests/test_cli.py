@@ -209,7 +209,6 @@ TABLES = {
     "training": (arguments.TRAINER_RULES, TRAINING),
     "one network learns": (arguments.ALONE_RULES, TRAINING),
     "hub": (arguments.HUB_RULES, TRAINING),
-    "devices": (arguments.DEVICE_RULES, TRAINING),
     "finetune": (fine_tuning.RULES, FINE_TUNING),
     "fine-tuning": (fine_tuning.TRAINER_RULES, FINE_TUNING),
     "prepare": (data_arguments.RULES, (data_arguments.PreparationArguments,)),

@@ -71,7 +71,7 @@ def recording(request):
     return Recording(request.param)
 
 
-def test_six_steps_are_those_of_the_original(recording, library):
+def test_six_steps_are_those_of_the_original(recording):
     comparison = replay(recording, recording.load())
     both = {"disc_loss", "disc_probs", "disc_logits", "is_fake"} if recording.detects else set()
     everything = {"total_loss", "mlm_loss", "mlm_logits", "grad_norm", "learning_rate", "final variables"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_electra_rtd import RTDTrainingArguments
-from hf_electra_rtd.ops import products
-from hf_electra_rtd.training.arguments import keep_freed_memory, settle_products
+from hf_electra_rtd.training import arguments
+from hf_electra_rtd.training.arguments import keep_freed_memory, settle_precision
 from hf_electra_rtd.training.checkpoints import fraction_steps
 
 
@@ -35,38 +35,28 @@ def test_optimizers_of_transformers_have_one_rate_and_the_generators_own_is_told
 
 
 @pytest.mark.parametrize(
-    ("given", "before", "gain", "hidden_size", "precision", "told"),
+    ("given", "before", "is_fast", "hidden_size", "precision", "told"),
     [
-        ({}, None, 1.9, 256, "bf16", "are in bfloat16, 1.9 times as fast"),
-        ({}, None, 0.1, 256, "no", None),
-        ({}, None, 1.9, 128, "bf16", "are in bfloat16, 1.9 times as fast"),
-        ({}, None, 1.9, 768, "no", "would be 1.9 times as fast"),  # at this one no curves were compared
-        ({"bf16": True}, None, 0.1, 768, "bf16", None),
-        ({"bf16": False}, None, 1.9, 256, "no", None),
-        ({}, "no", 1.9, 256, "no", None),
-        ({}, "bf16", 0.1, 768, "bf16", None),
-        ({"bf16": False}, "bf16", 1.9, 256, "no", None),  # which the checkpoint then refuses
+        ({}, None, True, 256, "bf16", "are in bfloat16"),
+        ({}, None, False, 256, "no", None),
+        ({}, None, True, 128, "bf16", "are in bfloat16"),
+        ({}, None, True, 768, "no", "would be faster"),  # at this one no curves were compared
+        ({"bf16": True}, None, False, 768, "bf16", None),
+        ({"bf16": False}, None, True, 256, "no", None),
+        ({}, "no", True, 256, "no", None),
+        ({}, "bf16", False, 768, "bf16", None),
+        ({"bf16": False}, "bf16", True, 256, "no", None),  # which the checkpoint then refuses
     ],
 )
 def test_a_cpu_multiplies_in_bfloat16_as_the_flag_or_the_checkpoint_says_and_else_where_it_is_faster(
-    monkeypatch, caplog, given, before, gain, hidden_size, precision, told
+    monkeypatch, caplog, given, before, is_fast, hidden_size, precision, told
 ):
-    monkeypatch.setattr(products, "bfloat16_gain", lambda: gain)
+    monkeypatch.setattr(arguments, "is_fast_in_bfloat16", lambda: is_fast)
     args = RTDTrainingArguments("out", use_cpu=True, **given)
     caplog.set_level("INFO", "hf_electra_rtd")
-    settle_products(args, hidden_size, before and {"run": {"mixed_precision": before}, "products": "MKL"})
+    settle_precision(args, hidden_size, before and {"run": {"mixed_precision": before}})
     assert (args.bf16, args.mixed_precision) == (precision == "bf16", precision)
     assert told in caplog.text if told else "bfloat16, " not in caplog.text and "would be" not in caplog.text
-
-
-def test_the_library_of_products_is_the_one_that_is_named_and_a_resumed_run_keeps_its_own(monkeypatch):
-    monkeypatch.setattr(products, "_chosen", None)
-    args = RTDTrainingArguments("out", use_cpu=True, matmul="mkl", bf16=False)
-    assert products.chosen_library() == "mkl"
-    settle_products(args, 128, {"run": {}, "products": "onednn"})
-    assert products.chosen_library() == ("onednn" if products.has_onednn() else "mkl")
-    with pytest.raises(ValueError, match="matmul"):
-        RTDTrainingArguments("out", use_cpu=True, matmul="blas")
 
 
 def test_a_fraction_is_complete_at_the_end_of_its_step():

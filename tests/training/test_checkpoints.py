@@ -180,7 +180,6 @@ class Killed:
             eval_steps=1000,
             save_total_limit=1000,
             resume_from_checkpoint="auto",
-            matmul="mkl",
         )
         command = [sys.executable, "-m", "hf_electra_rtd.training.pretrain", *flags]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}

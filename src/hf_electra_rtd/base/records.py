@@ -380,9 +380,8 @@ def describe_hardware(hardware: Mapping[str, Any]) -> str:
     return f"{threads} {'thread' if threads == 1 else 'threads'} of {hardware['processor']}"
 
 
-def collect_hardware(matmul: str | None = None) -> dict[str, Any]:
-    """The machine: system, processor, cores, memory, accelerators; and the library of its matrix products, which
-    rounding depends on."""
+def collect_hardware() -> dict[str, Any]:
+    """The machine: system, processor, cores, memory, accelerators."""
     import torch
     from accelerate import PartialState
 
@@ -392,7 +391,6 @@ def collect_hardware(matmul: str | None = None) -> dict[str, Any]:
         "cpu_cores": count_cores(),
         "torch_threads": torch.get_num_threads(),  # of each process
         "processes": PartialState().num_processes,
-        "matmul": matmul,
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
     if sys.platform == "linux":

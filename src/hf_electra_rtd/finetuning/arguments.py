@@ -11,9 +11,7 @@ from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, req
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
 from hf_electra_rtd.finetuning.scores import METRICS
-from hf_electra_rtd.ops.products import LIBRARIES
 from hf_electra_rtd.training.arguments import (
-    MATMUL_HELP,
     TRAINER_INTERVALS,
     check_hub_options,
     check_reports,
@@ -164,7 +162,6 @@ class FineTuningArguments(TrainingArguments):
         None, "With --select best: stop after this many evaluations without a better score.", "[1, inf)"
     )
     bias_correction: bool = flag(False, "Use Adam's bias correction. The original does not.")
-    matmul: str | None = flag(None, MATMUL_HELP, choices=LIBRARIES)
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
     save_total_limit: int | None = flag(2, "Checkpoints to keep.")

@@ -25,7 +25,6 @@ from transformers import (
 
 from hf_electra_rtd.base.files import load_pretrained
 from hf_electra_rtd.encoders.families import DROPOUTS, FAMILIES
-from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -201,7 +200,6 @@ def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
     model = load_with_head(auto_class, base or source, head_of(config), labels, unanswerable=unanswerable)
     if type(model).__name__ != saved_as or not _has_outputs(config, auto_class, labels):
         raise ValueError(f"{source} was not fine-tuned for this task: it is {saved_as}, with other outputs.")
-    exchange_layers(model)
     if base is None:
         return model
     from peft import PeftModel

@@ -20,12 +20,11 @@ from hf_electra_rtd.base.records import (
     pretraining_of,
     utc_now,
 )
-from hf_electra_rtd.encoders.layers import exchange_layers
+from hf_electra_rtd.encoders.layers import exchange_attention
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.plan import LENGTHS, LORA, Job, Plan
 from hf_electra_rtd.finetuning.results import save_result
 from hf_electra_rtd.finetuning.trainer import FineTuner
-from hf_electra_rtd.ops import products
 from hf_electra_rtd.training.arguments import keep_freed_memory
 from hf_electra_rtd.training.checkpoints import OUTPUTS, checkpoint_step, latest_checkpoint, read_checkpoint
 
@@ -96,7 +95,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
         data={name: split.describe() for name, split in splits.items()},
         metrics={name: dict(scores) for name, (_, scores) in answers.items() if scores},
         steps=trainer.state.global_step,
-        hardware=collect_hardware(products.chosen_library()),
+        hardware=collect_hardware(),
         versions=collect_versions(),
         predictions={name: f"predictions_{name}.jsonl" for name in answers},
         curves=trainer.state.log_history,
@@ -118,7 +117,6 @@ def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None
     PartialState().wait_for_everyone()  # all have read what the main one may delete
     keep_freed_memory()
     if checkpoint is not None:
-        products.use_library(manifest["products"])
         logger.info(f"{job.task.title}, seed {seed}: continues from {checkpoint}.")
     elif plan.is_main and directory.exists():
         remove_directory(directory)
@@ -186,7 +184,7 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         from hf_electra_rtd.finetuning.embeddings import with_mean_pooling
 
         return with_mean_pooling(model, plan.model.tokenizer, job.settings["max_seq_length"])
-    exchange_layers(model)
+    exchange_attention(model)
     if not plan.flags.lora:
         return model
     numbers = {name.replace("lora_r", "r"): job.settings["lora"][name] for name in LORA}

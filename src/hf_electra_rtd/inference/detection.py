@@ -41,7 +41,6 @@ from hf_electra_rtd.data.words import is_inside, shown_tokens
 from hf_electra_rtd.encoders.detectors import detection_logits
 from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.encoders.families import max_length as longest
-from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.inference.judging import EMPTY, TEXT_RULES, TextArguments, TextJudge, run_on_texts
 from hf_electra_rtd.ops import num_masked, sample_tokens
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -160,9 +159,8 @@ def load_for_detection(
             f"The tokenizer of {source} has {len(tokenizer):,} tokens, and the networks have "
             f"{' and '.join(map(str, sorted(sizes)))}."
         )
-    for tower in [] if is_graph else towers:
-        exchange_layers(tower)
-        if torch.accelerator.is_available():
+    if torch.accelerator.is_available() and not is_graph:
+        for tower in towers:
             tower.to(torch.accelerator.current_accelerator())
     return fills, detector, tokenizer
 

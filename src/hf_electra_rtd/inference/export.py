@@ -44,7 +44,6 @@ from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer
 from hf_electra_rtd.encoders import detectors
 from hf_electra_rtd.encoders.families import inputs_of, max_length
-from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.finetuning.arguments import OwnTaskArguments
 from hf_electra_rtd.finetuning.data import Split, load_split, own_task
@@ -52,7 +51,6 @@ from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.predict import Classifier, answer_split
 from hf_electra_rtd.finetuning.report import compared
 from hf_electra_rtd.inference.detection import load_for_detection
-from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
 from hf_electra_rtd.pair.places import (
     DETECTOR,
@@ -166,9 +164,7 @@ def open_sources(name: str) -> Iterator[Source]:
 def _open_tower(name: str) -> Source:
     place = identify(name)
     if place.kind == GENERATOR:
-        model = load_masked_lm(name).eval()
-        exchange_layers(model)
-        return Source(name, "generator", "generator", model, load_tokenizer(name))
+        return Source(name, "generator", "generator", load_masked_lm(name).eval(), load_tokenizer(name))
     if place.kind == DETECTOR:
         _, model, tokenizer = load_for_detection(discriminator=name, as_is=True)
         return Source(name, "detector", "detector", model.cpu(), tokenizer)
@@ -278,7 +274,7 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
                 "threads": torch.get_num_threads(),
                 "sentences_per_second": _speeds(models, timed),
             },
-            hardware=records.collect_hardware(products.chosen_library()),
+            hardware=records.collect_hardware(),
             versions=records.collect_versions() | {name: metadata.version(name) for name in PACKAGES},
         )
         write_text(partial / CARD_FILE, export_card(record, directory.name, CardArguments()))

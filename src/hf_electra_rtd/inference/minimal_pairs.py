@@ -38,7 +38,6 @@ from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.reader import records_of
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.encoders.families import max_length
-from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.generators import masked_log_likelihoods
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -326,7 +325,7 @@ def write_result(
         epochs=0,
         train_seconds=0.0,
         examples_per_second=result.num_pairs / seconds,
-        hardware=collect_hardware(products.chosen_library()),
+        hardware=collect_hardware(),
         versions=collect_versions(),
     )
     report = {

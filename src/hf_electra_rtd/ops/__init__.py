@@ -1,12 +1,11 @@
 # ruff: noqa: F401
-"""Pure tensor functions: no Hugging Face import, no state (but for which library multiplies, see
-`products`, and whose ways are taken, see `devices`), randomness comes in as an argument.
+"""Pure tensor functions: no Hugging Face import, no state (but for whose ways are taken, see `devices`), randomness
+comes in as an argument.
 
 Shape suffixes: B sequences, L tokens a sequence, K masked slots a sequence, M = any leading shape, V tokens of the
 vocabulary.
 """
 
-from hf_electra_rtd.ops.dropout import attention_with_dropout, draw_dropout_bits, dropout
 from hf_electra_rtd.ops.masking import (
     IGNORED,
     MORE_UNIFORMS,

@@ -21,7 +21,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.ops.devices import on_cpu
 from hf_electra_rtd.ops.masking import IGNORED
-from hf_electra_rtd.ops.products import linear, product
 from hf_electra_rtd.ops.sampling import most_likely, sample_tokens, sample_weights
 
 
@@ -160,7 +159,7 @@ class _Predict(torch.autograd.Function):
                 rows = slice(start, start + num_rows)
                 hidden_RE = hidden_NE[rows]
                 labels_R = labels_N[rows]
-                logits_RV = linear(hidden_RE, weight_VE, bias_V)
+                logits_RV = F.linear(hidden_RE, weight_VE, bias_V)
                 if sampling is not None and not sampling.from_softmax:
                     sampled_N[rows] = sampling.draw(logits_RV, labels_R, rows)
                 softmax_RV, losses_N[rows], predictions_N[rows], log_normalizers_N[rows] = _soften(
@@ -210,9 +209,9 @@ def _add_gradients(
     """Adds those of a chunk to the gradients of hidden states, weight and bias, as far as they are asked for."""
     for_hidden, for_weight, for_bias = sums
     if for_hidden is not None:
-        for_hidden[rows] = product(gradient_RV, weight_VE)
+        for_hidden[rows] = gradient_RV @ weight_VE
     if for_weight is not None:
-        for_weight += product(gradient_RV.T, hidden_RE)
+        for_weight += gradient_RV.T @ hidden_RE
     if for_bias is not None:
         for_bias += gradient_RV.sum(dim=0, dtype=for_bias.dtype)
 

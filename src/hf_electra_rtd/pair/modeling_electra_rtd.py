@@ -27,7 +27,7 @@ from hf_electra_rtd.encoders.families import (
     resize_vocabulary,
     unsplit_layers,
 )
-from hf_electra_rtd.encoders.layers import exchange_layers
+from hf_electra_rtd.encoders.layers import exchange_attention
 from hf_electra_rtd.ops import IGNORED, MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
 from hf_electra_rtd.pair import towers
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
@@ -107,7 +107,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         _adopt_config(self.discriminator, config.discriminator_config)
         self.main_head = self.objective.make_head(config.discriminator_config)
         for tower in self.towers.values():
-            exchange_layers(tower)
+            exchange_attention(tower)
         # On the instance, since it depends on the configuration, and before `post_init`, which ties.
         self._tied_weights_keys = self.sharing.tied_weights(self.generator, self.discriminator)
         self.post_init()  # which sets the stock ones

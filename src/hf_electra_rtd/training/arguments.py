@@ -21,7 +21,6 @@ from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.recipes import get_size, of_length
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.encoders.families import check_document_attention
-from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 
 
@@ -59,8 +58,6 @@ _LARGEST = 2**30  # bytes
 MUON = "muon"
 # Names that mean `ElectraAdamW` and `ElectraMuon`.
 OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH.value, OptimizerNames.ADAMW_TORCH_FUSED.value, MUON)
-MATMUL_HELP = "On a CPU, the library for matrix multiplication. Default: the one known to be faster."
-_GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 # Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/background/performance.md).
 _COMPARED = 256
 
@@ -71,7 +68,7 @@ class RTDTrainingArguments(TrainingArguments):
 
     `optim` `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`], `muon` [`ElectraMuon`];
     `lr_scheduler_type="linear"` is decay times warm-up; bfloat16 is the default where the GPU supports it (for CPUs,
-    see [`settle_products`]).
+    see [`settle_precision`]).
     """
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
@@ -111,7 +108,6 @@ class RTDTrainingArguments(TrainingArguments):
         choices=(*(name.value for name in OptimizerNames), MUON),
     )
     clip_separately: bool = flag(False, "Clip the gradients of each network, and of what they share, separately.")
-    matmul: str | None = flag(None, MATMUL_HELP, choices=products.LIBRARIES)
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
     logging_strategy: str = flag("steps", "When to log: no or steps.")
@@ -215,8 +211,6 @@ HUB_RULES = (
         for name in ("hub_strategy", "hub_revision", "hub_always_push")
     ),
 )
-# Of every run.
-DEVICE_RULES = (Rule("matmul", "It chooses a library for CPUs.", needs=("use_cpu",), changes_nothing=True),)
 
 
 def check_hub_options(args: TrainingArguments) -> None:
@@ -246,8 +240,7 @@ def check_publishing(args: TrainingArguments, *facts: Any) -> None:
 
 def settle_by_device(args: Any) -> None:
     """Sets `bf16`, `dataloader_pin_memory`, `accelerator_config` (copies to a GPU that are not waited for) and
-    `disable_tqdm` by the device and the screen where they are None, and the library of products on a CPU where
-    `matmul` names it."""
+    `disable_tqdm` by the device and the screen where they are None."""
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -259,24 +252,18 @@ def settle_by_device(args: Any) -> None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
     if args.accelerator_config is None and args.dataloader_pin_memory:
         args.accelerator_config = {"non_blocking": True}
-    check_arguments(args, rules=DEVICE_RULES)
-    if args.use_cpu:
-        products.use_library(args.matmul)
 
 
-def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
-    """On a CPU, keeps freed memory and settles which library multiplies and, where the arguments leave it open,
-    whether in bfloat16. A new run takes what is faster, one that is resumed what its checkpoint has; `before` is the
-    manifest of that. Every process must call it, before its Trainer is made; all do what suits the main one."""
+def settle_precision(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
+    """On a CPU, keeps freed memory and, where the arguments leave it open, settles whether matrix products are in
+    bfloat16. A new run takes what is faster, one that is resumed what its checkpoint has; `before` is the manifest of
+    that. Every process must call it, before its Trainer is made; all do what suits the main one."""
     if args.device.type != "cpu":
         return
     keep_freed_memory()
-    found: list[Any] = [None]
-    if args.process_index == 0:
-        found = [((before or {}).get("products") or products.library(), _is_rounded(args, hidden_size, before))]
+    found = [_is_rounded(args, hidden_size, before) if args.process_index == 0 else None]
     broadcast_object_list(found)
-    library, args.bf16 = found[0]
-    products.use_library(library)
+    args.bf16 = found[0]
     if args.bf16:
         args.mixed_precision = "bf16"
 
@@ -287,15 +274,18 @@ def _is_rounded(args: RTDTrainingArguments, hidden_size: int, before: Mapping[st
         return bool(args.bf16)
     if before is not None:
         return bool(before["run"]["mixed_precision"] == "bf16")
-    gain = products.bfloat16_gain()
-    if gain < _GAIN:
+    if not is_fast_in_bfloat16():
         return False
-    times = f"{gain:.1f} times as fast as in float32 here"
     if hidden_size > _COMPARED:
-        logger.info(f"Matrix products in bfloat16 would be {times}: --bf16 True.")
+        logger.info("Matrix products in bfloat16 would be faster on this CPU: --bf16 True.")
         return False
-    logger.info(f"Matrix products are in bfloat16, {times}. For float32: --bf16 False.")
+    logger.info("Matrix products are in bfloat16, which is faster on this CPU. For float32: --bf16 False.")
     return True
+
+
+def is_fast_in_bfloat16() -> bool:
+    """Whether this CPU has instructions for bfloat16. Without them, products are slower than in float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def keep_freed_memory() -> None:

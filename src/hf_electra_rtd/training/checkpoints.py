@@ -29,7 +29,6 @@ from hf_electra_rtd.base.files import hash_files, reading, remove_directory, wri
 from hf_electra_rtd.base.records import FractionRecord
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.encoders.families import DROPOUTS
-from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.configuration_electra_rtd import OPTIONS
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
@@ -100,8 +99,8 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def read_checkpoint(checkpoint: str | os.PathLike[str], verify: bool = True) -> tuple[dict[str, Any], TrainerState]:
-    """The manifest of a checkpoint (`run`, `files`, and `products`, the library that multiplied), and the state of the
-    loop. `verify` compares the hash of every file. Raises ValueError if one is missing or not as it was written."""
+    """The manifest of a checkpoint (`run`, `files`), and the state of the loop. `verify` compares the hash of every
+    file. Raises ValueError if one is missing or not as it was written."""
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -155,10 +154,9 @@ def _identify(stream: Any) -> str | int | None:
 def check_resumable(
     checkpoint: str | os.PathLike[str], max_steps: int, described: dict[str, Any], verify: bool
 ) -> tuple[dict[str, Any], TrainerState]:
-    """How the run before was described, and the state of its checkpoint, from which this run can resume. From now on
-    it multiplies by the same library, to round alike. `described` is as in [`writing_checkpoint`], `verify` as in
-    [`read_checkpoint`]. Raises ValueError for a checkpoint that is not whole, is of another stream, model or
-    optimizer, or is beyond the end of the run."""
+    """How the run before was described, and the state of its checkpoint, from which this run can resume.
+    `described` is as in [`writing_checkpoint`], `verify` as in [`read_checkpoint`]. Raises ValueError for a checkpoint
+    that is not whole, is of another stream, model or optimizer, or is beyond the end of the run."""
     manifest, state = read_checkpoint(checkpoint, verify)
     before = manifest["run"]
     changed = [
@@ -171,7 +169,6 @@ def check_resumable(
         )
     if state.global_step > max_steps:
         raise ValueError(f"{checkpoint} is of step {state.global_step:,}, beyond max_steps={max_steps:,}. Raise it.")
-    products.use_library(manifest["products"])
     return before, state
 
 
@@ -215,7 +212,6 @@ def writing_checkpoint(
             manifest = {
                 "run": described,
                 "files": {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths},
-                "products": products.library() if accelerator.device.type == "cpu" else None,
             }
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:

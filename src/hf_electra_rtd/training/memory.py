@@ -34,7 +34,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_electra_rtd.ops import products
 from hf_electra_rtd.ops.devices import as_on_gpu
 from hf_electra_rtd.training.meters import TrainingMeters
 from hf_electra_rtd.training.optimization import make_optimizer
@@ -107,8 +106,6 @@ def fake_steps(
         again = {"context_fn": lambda: (nullcontext(), _AsOnGPU() if on_gpu else nullcontext())}
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, **again})
-    if not on_gpu:
-        products.library()  # which may have to time products
     with ExitStack() as modes:
         modes.enter_context(fake)
         if on_gpu:

@@ -47,7 +47,7 @@ from hf_electra_rtd.training.arguments import (
     RTDTrainingArguments,
     check_publishing,
     settle_masking,
-    settle_products,
+    settle_precision,
 )
 from hf_electra_rtd.training.checkpoints import read_checkpoint
 from hf_electra_rtd.training.directory import remove_run, settle_directory
@@ -180,7 +180,7 @@ def main(
                     "Give --tokenizer and --extend_vocabulary as the run began."
                 )
             train, held_out, old_held_out = _get_text(run_args, data_args, args, tokenizer, before)
-        settle_products(args, model.config.discriminator_config.hidden_size, before)
+        settle_precision(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(train, args)
         evaluated = held_out_stream(held_out)
         collator = make_collator(tokenizer, args, model.config)

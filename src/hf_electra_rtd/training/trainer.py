@@ -36,7 +36,7 @@ from hf_electra_rtd.base.records import (
 )
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
-from hf_electra_rtd.ops import num_masked, products
+from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -443,7 +443,7 @@ class RTDTrainer(OriginalTrainer):
             model=public(self.model.config.to_dict()),
             parameters=count_parameters(self.model),
             data={name: meters.describe_data(each) for name, each in parts.items() if each is not None},
-            hardware=collect_hardware(products.chosen_library()),
+            hardware=collect_hardware(),
             versions=collect_versions(),
             steps=step,
             sequences=num_sequences,

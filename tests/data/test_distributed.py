@@ -325,24 +325,6 @@ def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, 
     assert content(tmp_path) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Ray's
-def test_ray_runs_a_killed_task_again(tmp_path, large, small_parts, monkeypatch):
-    ray = pytest.importorskip("ray", reason="needs the extra ray")
-    flags, expected = large
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            tasks = (lambda process: process.name().startswith("ray::task"), psutil.Process())
-            killed = thread.submit(kill, *tasks, tmp_path)
-            main([*flags, "--output_dir", str(tmp_path), "--executor", "ray"])
-            assert killed.result()
-    finally:
-        ray.shutdown()
-    assert content(tmp_path) == expected
-
-
 SLURM = {  # what the scripts need of Slurm's commands
     "sbatch": """#!{python}
 import os, re, subprocess, sys

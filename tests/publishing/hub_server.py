@@ -1,4 +1,4 @@
-"""A Hub on the loopback address: repositories with commits and branches, collections, and failures on request.
+"""A Hub on the loopback address: repositories with commits and branches, and failures on request.
 
 `huggingface_hub` speaks to it in tests that have the fixture `hub`, which `conftest.py` imports.
 """
@@ -58,7 +58,6 @@ class HubServer:
 
     def __init__(self) -> None:
         self.repositories: dict[str, HubRepository] = {}
-        self.collections: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.failures: dict[str, tuple[int, str]] = {}  # by pattern: the status and what the Hub says (200: a page)
         self.actions: dict[str, Callable[[], object]] = {}  # by pattern: what happens before the answer
@@ -158,28 +157,11 @@ class _Handler(BaseHTTPRequestHandler):
                     return 409, {"error": "You already created this model repo", **created}
                 hub.repositories[repo_id] = HubRepository(asked.get("visibility") == "private")
                 return created
-            case _, ["api", "collections", *slug]:
-                return self._collection("/".join(slug[:2]), asked)
             case _, [owner, name, "resolve", revision, file]:
                 return hub.repositories[f"{owner}/{name}"].find(revision).tree[file]
             case _, ["api", "models", owner, name, *rest]:
                 return self._repository(f"{owner}/{name}", rest, asked)
         raise KeyError
-
-    def _collection(self, slug: str, asked: dict[str, Any]) -> Any:
-        if not slug:  # a new one
-            slug = f"{asked['namespace']}/{asked['title']}-0a1b"
-            if slug in self.hub.collections:
-                return 409, {"error": "This collection exists", "slug": slug}
-            owner = {"name": asked.pop("namespace")}
-            more = {"lastUpdated": DATE, "position": 0, "theme": "blue", "upvotes": 0}
-            self.hub.collections[slug] = {"slug": slug, "items": [], "owner": owner, **more, **asked}
-        elif asked:
-            items = self.hub.collections[slug]["items"]
-            if asked["item"]["id"] in [item["id"] for item in items]:
-                return 409, {"error": "This item is there"}
-            items.append({"_id": asked["item"]["id"], "position": len(items), **asked["item"]})
-        return self.hub.collections[slug]
 
     def _repository(self, repo_id: str, rest: list[str], asked: dict[str, Any]) -> Any:
         repository = self.hub.repositories[repo_id]

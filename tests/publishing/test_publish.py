@@ -100,26 +100,6 @@ def test_a_push_sends_what_a_dry_run_lists_and_is_completed_by_the_same_command(
     assert f"{GENERATOR})" in text
 
 
-def test_a_run_is_one_collection_and_a_private_run_stays_out_of_a_public_one(runs, hub, caplog):
-    for failure in ((500, "Out of order"), (200, "<html>")):
-        hub.failures["collections"] = failure
-        assert send(runs / "run") == 0
-        assert f"the collection {PREFIX}" in caplog.text  # a warning: the models are there
-        caplog.clear()
-    hub.failures.clear()
-    for _ in range(2):
-        assert send(runs / "run") == 0
-    ((slug, collection),) = hub.collections.items()
-    assert slug.startswith(f"{PREFIX}-")
-    assert collection["private"]
-    assert [item["id"] for item in collection["items"]] == [DISCRIMINATOR, GENERATOR]
-    collection.update(private=False, items=[])
-    assert send(runs / "run") == 0
-    assert collection["items"] == []
-    assert send(runs / "run", "--private", "False") == 0
-    assert len(collection["items"]) == 2
-
-
 def test_each_task_of_a_fine_tuning_with_a_kept_model_becomes_a_repository(runs, hub, caplog):
     shutil.copytree(next((runs / "halfway").glob("reviews")), runs / "tuned/films")
     assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0

@@ -104,8 +104,8 @@ class PreparationArguments:
     max_seq_length: int = flag(128, "Tokens per sequence (paper: 128 for small, else 512).", "[3, inf)")
     seed: int = flag(42, "Seed of the split, the weights and the packing.", "[0, 4294967295]")
     disable_tqdm: bool = flag(False, "Show no progress bars. They show in a terminal only.")
-    executor: Literal["local", "slurm", "ray"] | None = flag(
-        None, "Prepare shards in several tasks, on one machine or many (the extra scale; for ray also ray)."
+    executor: Literal["local", "slurm"] | None = flag(
+        None, "Prepare shards in several tasks, on one machine or many (the extra scale)."
     )
     tasks: int | None = flag(None, "Number of tasks of the --executor. It does not change the sequences.", "[1, inf)")
     workers: int | None = flag(

@@ -9,7 +9,6 @@ takes what the receipts of all tasks list, and nothing else.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -29,7 +28,7 @@ from typing import Any
 
 import dill
 from datatrove.data import Document
-from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from datatrove.executor import LocalPipelineExecutor, SlurmPipelineExecutor
 from datatrove.io import DataFolder, get_datafolder
 from datatrove.pipeline.base import PipelineStep
 from transformers import PreTrainedTokenizerBase
@@ -345,25 +344,6 @@ class LocalExecutor(LocalPipelineExecutor):
         _refuse_unfinished(self.get_incomplete_ranks(skip_completed=True), self.tasks, self.logging_dir)
 
 
-class RayExecutor(RayPipelineExecutor):
-    """Runs each task as a task of Ray, which runs one whose process is killed again. (datatrove's does not see it.)"""
-
-    def run(self) -> None:
-        import ray
-
-        if not ray.is_initialized():
-            ray.init()
-        task = ray.remote(num_cpus=self.cpus_per_task, max_retries=_ATTEMPTS - 1)(_run_rank)
-        content = ray.put(dill.dumps(self))
-        waiting: list[Any] = []
-        for rank in self.get_incomplete_ranks():
-            if len(waiting) >= self.workers:
-                waiting = ray.wait(waiting)[1]
-            waiting.append(task.options(name=f"task {rank}").remote(content, rank))
-        if waiting:
-            ray.wait(waiting, num_returns=len(waiting))
-
-
 def _run_rank(content: bytes, rank: int) -> None:
     dill.loads(content)._run_for_rank(rank, 1)  # another local rank than 0 logs only errors to the console
 
@@ -387,10 +367,7 @@ def _run_here(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -
     options = {"tasks": arguments.tasks, "logging_dir": str(directory / TASKS_DIRECTORY)}
     lock = lock_directory(directory)
     try:
-        if arguments.executor == "ray":
-            RayExecutor(pipeline, workers=arguments.workers or -1, cpus_per_task=cpus, **options).run()
-        else:
-            LocalExecutor(pipeline, workers=arguments.workers or max(1, count_cores() // cpus), **options).run()
+        LocalExecutor(pipeline, workers=arguments.workers or max(1, count_cores() // cpus), **options).run()
         index_shards(directory, arguments.tasks)
     finally:
         lock.release()
@@ -428,8 +405,6 @@ def _index(directory: Path, tasks: int, *_: Any) -> None:
 
 def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
     """Raises ValueError for an executor that is not here, and for what none can do."""
-    if arguments.executor == "ray" and importlib.util.find_spec("ray") is None:
-        raise ValueError("--executor ray needs the package ray: pip install 'hf-electra-rtd[ray]'")
     if arguments.executor == "slurm":
         # What datatrove writes into scripts as it is.
         directory = os.path.abspath(arguments.output_dir)

@@ -100,11 +100,9 @@ def check(repositories: Sequence[Repository], private: bool = True, force: bool 
         logger.warning(f"The Hub cannot be reached: {_message(error)} The run starts all the same.")
 
 
-def publish(
-    repositories: Sequence[Repository], private: bool = True, force: bool = False, collection: str | None = None
-) -> list[Published]:
-    """Publishes each repository in one commit, and puts all into a `collection` (`ORG/TITLE`). It ends at the first
-    failure, and none is raised: they are in `Published.error`.
+def publish(repositories: Sequence[Repository], private: bool = True, force: bool = False) -> list[Published]:
+    """Publishes each repository in one commit. It ends at the first failure, and none is raised: they are in
+    `Published.error`.
 
     Before anything is sent, it fails for what a run may not do: write where its user may not; to public repositories
     if `private`; and, without `force`, over what another run or a person wrote, other than around our sections of a
@@ -116,17 +114,12 @@ def publish(
         states = [_open(api, repository, private, force) for repository in repositories]
         for repository, state in zip(repositories, states, strict=True):
             published.append(Published(repository.url, changed=_commit(api, repository, state)))
-        if collection is not None:
-            _collect(api, collection, private, repositories)
 
     try:
         _watched(api, push)
     except Exception as error:
         logger.debug("Not published", exc_info=True)
-        there = list(published)
-        if len(there) == len(repositories):
-            logger.warning(f"The models are published, but not in the collection {collection}: {_message(error)}")
-        return there + [Published(each.url, error=_message(error)) for each in repositories[len(there) :]]
+        return published + [Published(each.url, error=_message(error)) for each in repositories[len(published) :]]
     return published
 
 
@@ -220,18 +213,6 @@ def _commit(api: HfApi, repository: Repository, state: _State) -> bool:
         parent_commit=state.last_commit,
     )
     return bool(commit.oid != state.last_commit)
-
-
-def _collect(api: HfApi, name: str, private: bool, repositories: Sequence[Repository]) -> None:
-    """Puts a run's repositories into their collection, which is made where there is none. Warns of a public one that
-    would show what is private."""
-    owner, _, title = name.partition("/")
-    collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
-    if private and not collection.private:
-        logger.warning(f"The collection {title} is public, so this run stays out of it. Make it private.")
-        return
-    for repo_id in dict.fromkeys(repository.repo_id for repository in repositories):
-        api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
 
 
 # ---- A Hub that fails ----

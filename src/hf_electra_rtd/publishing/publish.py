@@ -284,7 +284,7 @@ def main(argv: list[str]) -> int:
     if args.dry_run:
         show(repositories, args.run)
         return 0
-    published = hub.publish(repositories, args.private, args.force, collection=args.hub_model_id)
+    published = hub.publish(repositories, args.private, args.force)
     return report(published, f"hf-electra-rtd publish {shlex.join(argv)}")
 
 
@@ -330,7 +330,7 @@ def publish_run(
     No failure is raised. `make` is `pretraining_repositories` or `fine_tuned_repositories`, `more` its arguments."""
     try:
         repositories = make(directory, hub_model_id, card, **more)
-        published = hub.publish(repositories, private, force, collection=hub_model_id)
+        published = hub.publish(repositories, private, force)
     except (OSError, ValueError) as error:
         published = [Published(hub_model_id, error=str(error))]
     flags = {"run": str(directory), "hub_model_id": hub_model_id, "private": private, "force": force, **more}

@@ -8,10 +8,9 @@
 For each seed the same initial weights are trained twice, on the same rows with the same masks, schedule, parameter
 groups and clipping:
 
-- `ours`: ElectraForRTDPretraining with all that makes it fast (its dropout, attention and gathered head), samples from
-  the collator's uniforms, ElectraAdamW(bias_correction=True);
-- `plain`: stock towers with torch.nn.Dropout, "sdpa" attention and cross_entropy at every token, samples by
-  torch.multinomial, torch.optim.AdamW.
+- `ours`: ElectraForRTDPretraining (loss, gradient and sample in one pass over the masked tokens), samples from the
+  collator's uniforms, ElectraAdamW(bias_correction=True);
+- `plain`: stock towers with cross_entropy at every token, samples by torch.multinomial, torch.optim.AdamW.
 
 They differ in their random numbers (dropout and samples) and in rounding, so that their curves may differ, but not
 their expectation. Both are evaluated by the same function: their weights in one ElectraForRTDPretraining, on the same

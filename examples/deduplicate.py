@@ -4,8 +4,8 @@ copies (MinHash), with our step at its end.
     python examples/deduplicate.py --data_folder corpus/ --tokenizer vocab.txt --output_dir corpora/web --tasks 8
 
 reads the JSON lines in `corpus/` and leaves `train/`, `held_out/` and `tokenizer/`, as `hf-electra-rtd prepare` does.
-Change it: another reader (`ParquetReader`, `WarcReader`), other filters, `SlurmPipelineExecutor`. A task that was killed
-runs again with the same command.
+Change it: another reader (`ParquetReader`, `WarcReader`), other filters, `SlurmPipelineExecutor`. A task that was
+killed runs again with the same command.
 """
 
 import argparse

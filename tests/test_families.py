@@ -29,9 +29,9 @@ from transformers import (
 
 from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer
+from hf_electra_rtd.encoders import layers
 from hf_electra_rtd.encoders.detectors import detection_logits, is_labelled, with_two_labels
 from hf_electra_rtd.encoders.families import inputs_of, output_layer
-from hf_electra_rtd.encoders.layers import exchange_attention
 from hf_electra_rtd.finetuning import predict
 from hf_electra_rtd.finetuning.heads import add_adapters, dropouts_of, load_with_head
 from hf_electra_rtd.finetuning.trainer import layer_heights
@@ -581,12 +581,20 @@ def test_dropout_is_all_that_is_set_and_each_field_of_it_is_read(family):
 
 
 @every_family
-def test_the_exchanged_attention_keeps_the_logits_in_half_precision(family):
+def test_the_exchanged_attention_keeps_the_logits_in_half_precision(family, monkeypatch):
     model = make(family, CLASSES, **dict.fromkeys(dropouts_of(tiny_family_config(family)), 0.0)).train()
+    ids = torch.arange(5, 29).view(2, 12)
+    is_stock = model.config._attn_implementation == "sdpa"
+    exchanged = []
+    decide = layers._is_faster_by_products
+    monkeypatch.setattr(
+        layers, "_is_faster_by_products", lambda *args: exchanged.append(decide(*args)) or exchanged[-1]
+    )
     with torch.autocast("cpu", torch.bfloat16):
-        expected = outputs_of(model)
-        exchange_attention(model)
-        torch.testing.assert_close(outputs_of(model), expected, rtol=0.02, atol=0.02)
+        expected = model(input_ids=ids).logits
+        layers.exchange_attention(model)
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=0.02, atol=0.02)
+    assert any(exchanged) == is_stock
 
 
 # ---- Fine-tuning: what is read, and a run ----

@@ -1,11 +1,15 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraForPreTraining
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.encoders.layers import ATTENTION, attention
+from hf_electra_rtd.ops.devices import as_on_gpu
 from tests.conftest import tiny_config
 
 
@@ -50,3 +54,26 @@ def test_a_pair_gathered_from_another_leaves_that_ones_attention(tmp_path):
     eager = ElectraForRTDPretraining.from_pretrained(tmp_path, attn_implementation="eager")
     for pair, name in ((model, "sdpa"), (other, ATTENTION), (eager, "eager")):  # only torch's own is exchanged
         assert [tower.config._attn_implementation for tower in pair.towers.values()] == [name, name]
+
+
+@pytest.mark.parametrize(
+    "changed", ["dropout", "mask", "no gradient", "other device", "longer", "float32", "other length of keys"]
+)
+def test_in_all_other_cases_attention_is_the_stock_one(changed):
+    length = 300 if changed == "longer" else 9
+    dtype = torch.float32 if changed == "float32" else torch.bfloat16
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(2, 3, length, 8, dtype=dtype, requires_grad=changed != "no gradient") for _ in "qkv"
+    )
+    if changed == "other length of keys":
+        key, value = key[:, :, 1:], value[:, :, 1:]
+    mask = torch.ones(2, 1, 9, 9, dtype=torch.bool).tril() if changed == "mask" else None
+    layer = nn.Module()
+    layer.is_causal = False
+    results = []
+    with as_on_gpu() if changed == "other device" else nullcontext():
+        for function in (attention, ALL_ATTENTION_FUNCTIONS["sdpa"]):
+            torch.manual_seed(1)
+            results.append(function(layer, query, key, value, mask, dropout=0.5 * (changed == "dropout"))[0])
+    assert torch.equal(*results)

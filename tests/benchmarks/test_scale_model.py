@@ -64,7 +64,6 @@ def test_two_nodes_reduce_as_computed_by_hand():
 
 
 def test_operations_of_more_layers_follow_from_those_of_one_and_two():
-    scale_model.count_operations.cache_clear()
     assert scale_model.count_operations(3) == scale_model.operations_of(3)
 
 

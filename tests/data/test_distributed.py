@@ -282,7 +282,7 @@ def large(tmp_path_factory, tokenizer):
     return flags_for(directory, directory / "texts", tasks=4), expected
 
 
-def kill(is_task, parent, output_dir, victim=None):
+def kill(parent, output_dir, victim=None):
     """Kills the victim, by default a process below `parent` that is a task, while a task writes a shard and another
     one is finished. Returns the processes that were below `parent`; none if it could not."""
     deadline = time.monotonic() + 120
@@ -292,7 +292,8 @@ def kill(is_task, parent, output_dir, victim=None):
             below = parent.children(recursive=True)
             for process in below:
                 with suppress(psutil.Error):  # it has just ended
-                    if is_task(process) and any(".partial-" in file.path for file in process.open_files()):
+                    is_task = "forkserver" in " ".join(process.cmdline())
+                    if is_task and any(".partial-" in file.path for file in process.open_files()):
                         (victim or process).kill()
                         return below
     return []
@@ -300,9 +301,6 @@ def kill(is_task, parent, output_dir, victim=None):
 
 @pytest.mark.slow
 def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, small_parts, caplog):
-    def is_task(process):
-        return "forkserver" in " ".join(process.cmdline())
-
     flags, expected = large
     flags = [*flags, "--output_dir", str(tmp_path), "--executor", "local", "--workers", "2"]
     script = "from hf_electra_rtd.data import distributed, prepare_command; from hf_electra_rtd.base.cli import run;"
@@ -310,7 +308,7 @@ def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, 
     process = psutil.Popen(
         [sys.executable, "-c", script, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    below = kill(is_task, process, tmp_path, process)
+    below = kill(process, tmp_path, process)
     assert below
     process.wait()
     _, alive = psutil.wait_procs(below, timeout=60)
@@ -318,7 +316,7 @@ def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, 
     assert not list(tmp_path.rglob("index.json"))
 
     with ThreadPoolExecutor(1) as thread:
-        killed = thread.submit(kill, is_task, psutil.Process(), tmp_path)
+        killed = thread.submit(kill, psutil.Process(), tmp_path)
         main(flags)
         assert killed.result()
     assert "was killed and runs again" in caplog.text

@@ -37,7 +37,6 @@ from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.encoders.families import FAMILIES
-from hf_electra_rtd.encoders.layers import exchange_attention
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head
@@ -272,7 +271,6 @@ def tune(
     made.class_weights = weights
     labels = task.labels
     model = load_with_head(made.auto_class, encoder(family), head, labels, unanswerable=task.unanswerable)
-    exchange_attention(model)
     if lora:
         model = add_adapters(model, encoder(family), r=2)
     args = FineTuningArguments(

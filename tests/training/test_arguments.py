@@ -54,9 +54,16 @@ def test_a_cpu_multiplies_in_bfloat16_as_the_flag_or_the_checkpoint_says_and_els
     monkeypatch.setattr(arguments, "is_fast_in_bfloat16", lambda: is_fast)
     args = RTDTrainingArguments("out", use_cpu=True, **given)
     caplog.set_level("INFO", "hf_electra_rtd")
-    settle_precision(args, hidden_size, before and {"run": {"mixed_precision": before}})
+    settle_precision(args, hidden_size, before and {"mixed_precision": before})
     assert (args.bf16, args.mixed_precision) == (precision == "bf16", precision)
     assert told in caplog.text if told else "bfloat16, " not in caplog.text and "would be" not in caplog.text
+
+
+@pytest.mark.parametrize(("avx512", "amx", "fast"), [(False, False, False), (True, False, True), (False, True, True)])
+def test_a_cpu_with_instructions_for_bfloat16_is_fast_with_it(monkeypatch, avx512, amx, fast):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert arguments.is_fast_in_bfloat16() == fast
 
 
 def test_a_fraction_is_complete_at_the_end_of_its_step():

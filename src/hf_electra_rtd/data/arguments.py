@@ -109,7 +109,7 @@ class PreparationArguments:
     )
     tasks: int | None = flag(None, "Number of tasks of the --executor. It does not change the sequences.", "[1, inf)")
     workers: int | None = flag(
-        None, "Tasks that run at the same time. Default: one per core (local), else as many as fit.", "[1, inf)"
+        None, "Tasks that run at the same time. Default: one per core (local), no limit (slurm).", "[1, inf)"
     )
     slurm: list[str] = flag([], "Options of sbatch for --executor slurm: partition=NAME time=24:00:00 account=ME ...")
     process_index: ClassVar[int] = 0

@@ -344,12 +344,8 @@ class LocalExecutor(LocalPipelineExecutor):
         _refuse_unfinished(self.get_incomplete_ranks(skip_completed=True), self.tasks, self.logging_dir)
 
 
-def _run_rank(content: bytes, rank: int) -> None:
-    dill.loads(content)._run_for_rank(rank, 1)  # another local rank than 0 logs only errors to the console
-
-
 def _run_alone(content: bytes, rank: int) -> None:
-    """`_run_rank` in a process that ends with the one that started it, however that ends."""
+    """Runs a task in a process that ends with the one that started it, however that ends."""
 
     def end_with(parent: Any) -> None:
         parent.join()
@@ -357,17 +353,17 @@ def _run_alone(content: bytes, rank: int) -> None:
 
     Thread(target=end_with, args=[parent_process()], daemon=True).start()
     try:
-        _run_rank(content, rank)
+        dill.loads(content)._run_for_rank(rank, 1)  # another local rank than 0 logs only errors to the console
     except Exception:
         raise SystemExit(1) from None  # it is in the log
 
 
 def _run_here(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
     """Runs the tasks, waits for them and writes the indexes."""
-    options = {"tasks": arguments.tasks, "logging_dir": str(directory / TASKS_DIRECTORY)}
+    workers = arguments.workers or max(1, count_cores() // cpus)
     lock = lock_directory(directory)
     try:
-        LocalExecutor(pipeline, workers=arguments.workers or max(1, count_cores() // cpus), **options).run()
+        LocalExecutor(pipeline, arguments.tasks, workers, logging_dir=str(directory / TASKS_DIRECTORY)).run()
         index_shards(directory, arguments.tasks)
     finally:
         lock.release()

@@ -20,7 +20,6 @@ from hf_electra_rtd.base.records import (
     pretraining_of,
     utc_now,
 )
-from hf_electra_rtd.encoders.layers import exchange_attention
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.plan import LENGTHS, LORA, Job, Plan
 from hf_electra_rtd.finetuning.results import save_result
@@ -184,7 +183,6 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         from hf_electra_rtd.finetuning.embeddings import with_mean_pooling
 
         return with_mean_pooling(model, plan.model.tokenizer, job.settings["max_seq_length"])
-    exchange_attention(model)
     if not plan.flags.lora:
         return model
     numbers = {name.replace("lora_r", "r"): job.settings["lora"][name] for name in LORA}

@@ -119,7 +119,8 @@ def publish(repositories: Sequence[Repository], private: bool = True, force: boo
         _watched(api, push)
     except Exception as error:
         logger.debug("Not published", exc_info=True)
-        return published + [Published(each.url, error=_message(error)) for each in repositories[len(published) :]]
+        there = list(published)  # a thread that is left behind may still add to it
+        return there + [Published(each.url, error=_message(error)) for each in repositories[len(there) :]]
     return published
 
 

@@ -256,8 +256,8 @@ def settle_by_device(args: Any) -> None:
 
 def settle_precision(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
     """On a CPU, keeps freed memory and, where the arguments leave it open, settles whether matrix products are in
-    bfloat16. A new run takes what is faster, one that is resumed what its checkpoint has; `before` is the manifest of
-    that. Every process must call it, before its Trainer is made; all do what suits the main one."""
+    bfloat16. A new run uses what is faster. A resumed run keeps the precision of its checkpoint, whose run `before`
+    describes. Every process must call it, before its Trainer is made; all do what suits the main one."""
     if args.device.type != "cpu":
         return
     keep_freed_memory()
@@ -273,7 +273,7 @@ def _is_rounded(args: RTDTrainingArguments, hidden_size: int, before: Mapping[st
     if not args.chooses_precision or args.mixed_precision != "no":
         return bool(args.bf16)
     if before is not None:
-        return bool(before["run"]["mixed_precision"] == "bf16")
+        return bool(before["mixed_precision"] == "bf16")
     if not is_fast_in_bfloat16():
         return False
     if hidden_size > _COMPARED:

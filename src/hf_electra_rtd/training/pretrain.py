@@ -165,7 +165,7 @@ def main(
         sources = model_args.given((*SOURCES, *BACKBONES))
         overwrite = run_args.overwrite_output_dir
         checkpoint = settle_directory(args, sources, overwrite, not run_args.dry_run, until_the_end)
-        before = None if checkpoint is None else read_checkpoint(checkpoint, verify=False)[0]
+        before = None if checkpoint is None else read_checkpoint(checkpoint, verify=False)[0]["run"]
 
         # Networks, tokenizer and text.
         initialization = "stock" if checkpoint is not None else model_args.initialization or "stock"
@@ -173,9 +173,9 @@ def main(
         # First the process that prepares for all, then one of each node, which fetches for its caches.
         with args.main_process_first(local=False), args.main_process_first(local=True):
             model, tokenizer = _get_networks(model_args, data_args, args, initialization, checkpoint)
-            if before is not None and before["run"]["discriminator.vocab_size"] != len(tokenizer):
+            if before is not None and before["discriminator.vocab_size"] != len(tokenizer):
                 raise ValueError(
-                    f"{checkpoint} has {before['run']['discriminator.vocab_size']} tokens, "
+                    f"{checkpoint} has {before['discriminator.vocab_size']} tokens, "
                     f"the tokenizer {len(tokenizer)}. "
                     "Give --tokenizer and --extend_vocabulary as the run began."
                 )
@@ -277,10 +277,10 @@ def _get_text(
     before: Mapping[str, Any] | None,
 ) -> tuple[Blocks, Blocks | None, Blocks | None]:
     """The sequences that the flags name, prepared by the main process: to train on, held out, and held out of the text
-    that the networks were trained on before. `before` is the manifest of the checkpoint."""
+    that the networks were trained on before. `before` describes the run of the checkpoint."""
     blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
     cache_dir = run_args.cache_dir
-    trained_on = None if before is None else before["run"].get("sequences")
+    trained_on = None if before is None else before.get("sequences")
     train, held_out = get_sequences(data_args, args, blocks, tokenizer, trained_on=trained_on, cache_dir=cache_dir)
     if not run_args.old_held_out_files:
         return train, held_out, None

@@ -178,6 +178,19 @@ def test_language_models_of_other_people_are_judged_by_their_directory(name, sav
     assert judge_pairs(pairs, judge.scorer).num_pairs == 3
 
 
+@pytest.mark.parametrize("flags", [["masked"], ["masked", "--within_words"], ["causal"]], ids=" ".join)
+def test_texts_are_scored_by_the_same_models_as_pairs(flags, saved, capsys):
+    name, *others = flags
+    texts = ["she saw the old mill", "he went"]
+    likelihood.main(["--model", str(saved / name), *others, *texts, ""])
+    *found, skipped = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [line["text"] for line in found] == texts
+    expected = load_judge(str(saved / name), within_words=bool(others)).scorer(texts)
+    assert [line["pseudo_log_likelihood"] for line in found] == pytest.approx(expected, rel=1e-5)
+    assert [line["num_tokens"] for line in found] == [5, 2]
+    assert "skipped" in skipped
+
+
 @pytest.mark.parametrize("name", ["masked", "causal"])
 @pytest.mark.parametrize("sentence", ["mill " * 2000, "\u00ad"], ids=["long", "without a token"])
 def test_a_sentence_that_cannot_be_read_is_refused(sentence, name, saved):

@@ -6,13 +6,14 @@
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
 [SEP], in nats, and `num_tokens`. If a text has no score, `skipped` says why. Without texts, each line of the standard
 input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of
-the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
+the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token). It may also be any masked language
+model, such as a `generator/`, or causal one (log p(token | those before)); with `--counted_on`, it is the tokenizer of
+the blocks.
 
     hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
 
 judges pairs of sentences, of which the first is acceptable, and prints the accuracy of each phenomenon and over all
-paradigms. `--pairs` is a file or a directory: the .jsonl of BLiMP, SLING or ZhoBLiMP, or .tsv with two columns. Here
-`--model` may also be any masked or causal language model; with `--counted_on`, it is the tokenizer of the blocks.
+paradigms. `--pairs` is a file or a directory: the .jsonl of BLiMP, SLING or ZhoBLiMP, or .tsv with two columns.
 """
 
 from __future__ import annotations
@@ -23,25 +24,22 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.base.records import EvaluationRecord, public_command, utc_now
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.tokenization import check_known, count_unknown_in, load_tokenizer
+from hf_electra_rtd.data.tokenization import check_known, count_unknown_in
 from hf_electra_rtd.inference.minimal_pairs import SETTINGS, judge_pairs, load_judge, read_pairs, write_result
-from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
-from hf_electra_rtd.pair.places import identify
+from hf_electra_rtd.pair.modeling_electra_rtd import UnscorableTextError
 
 
 RULES = (
     Rule("pairs", "Texts are scored one by one, pairs together.", excludes=("texts",)),
     Rule("batch_size", "It is of texts.", excludes=("pairs",), changes_nothing=True),
     Rule("max_pairs", "", needs=("pairs",)),
-    Rule("within_words", "", needs=("pairs",), excludes=("counted_on",)),
-    Rule("counted_on", "", needs=("pairs",)),
+    Rule("within_words", "It masks.", excludes=("counted_on",)),
     Rule("output_dir", "", needs=("pairs",)),
 )
 
@@ -50,7 +48,7 @@ RULES = (
 class ScoreArguments:
     """Which texts, and the model that scores them."""
 
-    model: str = required("Directory of a run or a checkpoint, or a Hub id.")
+    model: str = required("Run, checkpoint, or masked or causal language model: a directory or a Hub id.")
     texts: list[str] = flag([], "Quote each.", words="TEXT")
     batch_size: int = flag(32, "Texts at a time.", "[1, inf)")
     pairs: str | None = flag(None, "Pairs of sentences to judge: .jsonl or .tsv, or their directory.")
@@ -70,28 +68,27 @@ def main(argv: list[str]) -> None:
         _score_pairs(arguments, arguments.pairs, argv)
         return
     lines = arguments.texts or read_lines()
-    place = identify(arguments.model)
-    if place.pair is None:
-        raise place.error("a run, a checkpoint or a saved pair")
-    model = ElectraForRTDPretraining.from_pretrained(place.pair, dtype="float32")
-    if torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    tokenizer = load_tokenizer(place.pair)
+    judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)
     texts = (line.strip() for line in lines)
     skipped = 0
 
     def score(batch: list[str]) -> list[dict[str, Any]]:
         try:
-            log_likelihoods = model.token_log_likelihoods(batch, tokenizer, arguments.batch_size)
+            scores = judge.scorer(batch)
         except UnscorableTextError as error:
             if len(batch) == 1:
                 return [{"skipped": str(error)}]
             return [facts for text in batch for facts in score([text])]
-        return [{"pseudo_log_likelihood": row.sum().item(), "num_tokens": len(row)} for row in log_likelihoods]
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        lengths = map(len, judge.tokenizer(batch, **options)["input_ids"])
+        return [
+            {"pseudo_log_likelihood": value, "num_tokens": length}
+            for value, length in zip(scores, lengths, strict=True)
+        ]
 
     num_unknown = num_tokens = 0
     while batch := list(islice(texts, arguments.batch_size)):
-        of_unknown, of_all = count_unknown_in(tokenizer, batch)
+        of_unknown, of_all = count_unknown_in(judge.tokenizer, batch)
         num_unknown += of_unknown
         num_tokens += of_all
         for text, facts in zip(batch, score(batch), strict=True):

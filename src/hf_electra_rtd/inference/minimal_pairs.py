@@ -40,7 +40,7 @@ from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.generators import masked_log_likelihoods
-from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 from hf_electra_rtd.pair.places import CONFIG_FILE, GENERATOR, identify, read_stock_config
 from hf_electra_rtd.pair.towers import load_masked_lm, load_whole
 
@@ -208,18 +208,18 @@ def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
 
 
 def _by_length(of_batch: Scorer, network: Any, tokenizer: Any, batch_size: int, texts: Sequence[str]) -> list[float]:
-    """The scores of all texts, in batches of texts of about the same length, each text once. Raises ValueError for a
-    text without a token, or with more than the network reads."""
+    """The scores of all texts, in batches of texts of about the same length, each text once. Raises
+    `UnscorableTextError` for a text without a token, or with more than the network reads."""
     distinct = list(dict.fromkeys(texts))
     lengths = [len(ids) for ids in tokenizer(distinct, add_special_tokens=False, verbose=False)["input_ids"]]
     special = max(1, tokenizer.num_special_tokens_to_add())  # what a causal model begins with is not among them
     room = max_length(network.config) - special
     for text, length in zip(distinct, lengths, strict=True):
         if not 0 < length <= room:
-            raise ValueError(f"The sentence {text[:40]!r} has {length} tokens: the model reads 1 to {room}.")
+            raise UnscorableTextError(f"The sentence {text[:40]!r} has {length} tokens: the model reads 1 to {room}.")
     order = sorted(range(len(distinct)), key=lengths.__getitem__, reverse=True)  # the largest batch first
     scores: dict[str, float] = {}
-    with tqdm(total=len(distinct), desc="Scoring", unit=" sentences", disable=None) as progress:
+    with tqdm(total=len(distinct), desc="Scoring", unit=" sentences", delay=2, disable=None) as progress:
         for start in range(0, len(order), batch_size):
             some = [distinct[place] for place in order[start : start + batch_size]]
             scores |= zip(some, of_batch(some), strict=True)
@@ -266,7 +266,7 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
         network, _ = load_whole(network_class, place.name, dtype="float32")
         make = causal_scorer
     else:
-        raise place.error("a pair of networks, a masked or a causal language model")
+        raise place.error("a run, a masked language model such as a generator/, or a causal language model")
     if within_words and make is not masked_scorer:
         raise ValueError(f"within_words: {name} fills no masks. Name a masked language model, or leave it out.")
     network.eval()

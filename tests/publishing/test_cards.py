@@ -68,7 +68,7 @@ def every_card():
             if objective != "mlm":
                 yield pretraining_card(record, "generator", REPO, CARD, fraction=HALFWAY)
     yield discriminator_card(run_record(), fraction=HALFWAY)
-    yield discriminator_card(run_record(described={"generator": "org/old", "two_stage_from": "stage"}))
+    yield discriminator_card(run_record(described={"generator": "org/old", "discriminator": "stage"}))
     yield discriminator_card(run_record(model={"generator": "uniform", "generator_config": None}))
     yield discriminator_card(run_record("electric", model={"generator": "two_tower"}), runs())
     yield pretraining_card(bare(), "discriminator", REPO, CardArguments())

@@ -17,6 +17,7 @@ from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrain
 from hf_electra_rtd.base.cli import given_flags, parse_arguments
 from hf_electra_rtd.base.cli import run as run_command
 from hf_electra_rtd.base.files import hash_files, lock_directory
+from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.directory import find_checkpoint
@@ -301,7 +302,9 @@ def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, finished_r
 
 def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_path):
     _, one = pretrain(output_dir=tmp_path / "one", pair=tiny_config(objective="mlm"))
-    second = {"output_dir": tmp_path / "two", "two_stage_from": one, "model_config": None, "tokenizer": None}
+    place = one / "discriminator"
+    second = {"backbone": place, "generator": place, "freeze_generator": True, "model_config": None, "tokenizer": None}
+    second["output_dir"] = tmp_path / "two"
     _, two = pretrain(**second)
     generator = ElectraForMaskedLM.from_pretrained(one / "discriminator").state_dict()
     for directory in (two, two / "checkpoint-2"):
@@ -322,10 +325,16 @@ def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_pa
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_holds_known_flags(path):
+def test_every_recipe_holds_known_flags(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ElectraForMaskedLM(tiny_config().discriminator_config).save_pretrained("runs/stage_one/discriminator")
     argv = ["--config", str(path), "--use_cpu"]
     types = (ModelArguments, DataArguments, RTDTrainingArguments)
-    parse_arguments(types, argv, defaults=recipe_defaults(given_flags(types, argv))[0])
+    *_, args = parse_arguments(types, argv, defaults=recipe_defaults(given_flags(types, argv))[0])
+    if path.stem == "two_stage_second":
+        expected = RTDTrainingArguments.from_size("small", "out", max_steps=500_000, use_cpu=True)
+        names = (*SIZES["small"].pretraining, "bias_correction", "eval_on_start")
+        assert {name: getattr(args, name) for name in names} == {name: getattr(expected, name) for name in names}
 
 
 @pytest.mark.parametrize("name", ["pretrain", "prepare"])

@@ -239,7 +239,6 @@ _PATH_FLAGS = (
     "_file",
     "_files",
     "_config",
-    "_two_stage_from",
     "_resume_from_checkpoint",
     "_run",
     "_evaluations",

@@ -117,7 +117,7 @@ _PAPER = {
     "vocab_size": 30522,
 }
 # Flags that name networks that were trained before; and those whose network a part of the run began as.
-_SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
+_SOURCES = ("continue_from", "generator", "discriminator")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
 _DETECTS = ("bare", "detector", "labels")  # kinds, see `kind_of`
 # Training arguments that the command of a card has.

@@ -41,7 +41,6 @@ _STARTS = (
     "backbone",
     "generator_backbone",
     "discriminator",
-    "two_stage_from",
     "from_scratch",
 )
 _TRAINING = ("exact_loss_normalization", "lr_scheduler_kwargs", "optim_args", "neftune_noise_alpha")

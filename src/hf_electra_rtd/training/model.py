@@ -37,24 +37,19 @@ from hf_electra_rtd.training.plan import (
 logger = logging.getLogger(__name__)
 
 # Flags that name what is there.
-SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "discriminator")
+SOURCES = ("continue_from", "model_config", "generator", "discriminator")
 BACKBONES = ("backbone", "generator_backbone")
 _DECIDES = "It decides which networks there are."
 RULES = (
-    Rule("backbone", _DECIDES, excludes=("continue_from", "two_stage_from", "model_config", "discriminator")),
-    Rule("continue_from", _DECIDES, excludes=("two_stage_from", "model_config", "generator", "discriminator")),
-    Rule(
-        "two_stage_from",
-        _DECIDES,
-        excludes=("model_config", "generator", "discriminator", "generator_type", *FRACTIONS),
-    ),
+    Rule("backbone", _DECIDES, excludes=("continue_from", "model_config", "discriminator")),
+    Rule("continue_from", _DECIDES, excludes=("model_config", "generator", "discriminator")),
     Rule("model_config", _DECIDES, excludes=("generator", "discriminator")),
     Rule("generator", _DECIDES, excludes=FRACTIONS),
     *(
         Rule(
             name,
             "It is for new networks of a named size.",
-            excludes=("backbone", "continue_from", "two_stage_from", "model_config", "discriminator"),
+            excludes=("backbone", "continue_from", "model_config", "discriminator"),
         )
         for name in ("dropout", "initializer_range")
     ),
@@ -80,9 +75,6 @@ class ModelArguments:
         None, "With --backbone: the encoder of the generator. Default: a smaller one."
     )
     from_scratch: bool = flag(False, "With --backbone: use only the configuration, and initialize new networks.")
-    two_stage_from: str | None = flag(
-        None, "Run with --objective mlm that becomes the frozen generator of a second stage."
-    )
     continue_from: str | None = flag(
         None, "Continue training from this run, saved pair, or discriminator (its generator must be next to it)."
     )
@@ -115,7 +107,7 @@ class ModelArguments:
         None, "Share of the run in which the exponential schedule falls to 1/e. Default: 0.1.", "(0, inf)"
     )
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
-    freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
+    freeze_generator: bool | None = flag(None, "Train only the discriminator.")
     # Of new networks of a named size.
     dropout: float | None = flag(
         None, "Dropout in hidden layers and attention. Default: 0.1; 0 for tiny and mini.", "[0, 1)"
@@ -150,8 +142,6 @@ class ModelArguments:
     def options(self) -> dict[str, Any]:
         """The given options of `ElectraRTDConfig`, by its names."""
         options: dict[str, Any] = {"sharing": "none"} if self.freeze_generator else {}
-        if self.two_stage_from is not None:
-            options = {"sharing": "none", "freeze_generator": True}
         options |= self.given(name for name in OPTIONS if name != "generator")  # which names a model here
         if self.generator_type is not None:
             options["generator"] = self.generator_type

@@ -83,8 +83,6 @@ class PairPlan:
 def plan_pair(arguments: Any) -> PairPlan:
     """The plan of the flag that decides which networks there are. Raises ValueError for what is not there, or does not
     fit the options."""
-    if arguments.two_stage_from is not None:
-        return _plan_second_stage(arguments)
     if arguments.continue_from is not None:
         return _plan_continued(arguments)
     if arguments.backbone is not None:
@@ -198,21 +196,6 @@ def _new_generator(arguments: Any, main: Any, options: Mapping[str, Any]) -> dic
     if not fractions and (not needs_generator_network(**options) or options.get("sharing") == "all"):
         return {}
     return {"generator_config": derive_generator_config(main, *(fractions.get(name) for name in FRACTIONS))}
-
-
-def _plan_second_stage(arguments: Any) -> PairPlan:
-    """Of two-stage training (paper, section 3.2): the generator of the first stage, frozen, and a discriminator whose
-    encoder starts as the generator's."""
-    run = identify(arguments.two_stage_from)
-    if run.objective != "mlm" or run.discriminator is None:
-        raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run.name} is none.")
-    config = identify(run.discriminator).load_config()
-    return PairPlan(
-        ElectraRTDConfig(generator_config=config, discriminator_config=config, **arguments.options),
-        generator=Weights(WHOLE, run.discriminator),
-        discriminator=Weights(ENCODER, run.discriminator),
-        tokenizers=(run.discriminator,),
-    )
 
 
 def _plan_backbone(arguments: Any) -> PairPlan:

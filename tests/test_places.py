@@ -103,7 +103,7 @@ TABLE = {
         REFUSED,
         ["detector"],
     ),
-    "run/generator": ("generator", REFUSED, REFUSED, REFUSED, "run/generator", REFUSED, ["generator"]),
+    "run/generator": ("generator", REFUSED, REFUSED, None, "run/generator", REFUSED, ["generator"]),
     "bert/detector": ("detector", "bert/detector", REFUSED, REFUSED, "bert/detector", REFUSED, ["detector"]),
     "bert/discriminator": ("encoder", REFUSED, REFUSED, REFUSED, "bert/discriminator", REFUSED, REFUSED),
     TUNED: ("fine_tuned", REFUSED, REFUSED, REFUSED, TUNED, TUNED, ["classification"]),

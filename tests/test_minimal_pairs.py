@@ -55,7 +55,7 @@ def one_by_one(network, tokenizer, text, within_words):
 
 
 @pytest.mark.parametrize("within_words", [False, True])
-@pytest.mark.parametrize("family", ["electra", "bert", "modernbert"])
+@pytest.mark.parametrize("family", ["electra", "bert", "modernbert", "convbert"])
 def test_a_masked_language_model_scores_each_token_with_a_mask_in_its_place(family, within_words, tokenizer):
     network = masked_lm(family)
     expected = [one_by_one(network, tokenizer, text, within_words) for text in TEXTS]
@@ -192,7 +192,7 @@ def test_texts_are_scored_by_the_same_models_as_pairs(flags, saved, capsys):
 
 
 @pytest.mark.parametrize("name", ["masked", "causal"])
-@pytest.mark.parametrize("sentence", ["mill " * 2000, "\u00ad"], ids=["long", "without a token"])
+@pytest.mark.parametrize("sentence", ["mill " * 2000, "[MASK] " * 400, "\u00ad"], ids=["long", "masks", "empty"])
 def test_a_sentence_that_cannot_be_read_is_refused(sentence, name, saved):
     with pytest.raises(ValueError, match="tokens"):
         load_judge(str(saved / name)).scorer(["she saw", sentence])

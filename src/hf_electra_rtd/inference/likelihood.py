@@ -7,8 +7,9 @@ A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the other
 [SEP], in nats, and `num_tokens`. If a text has no score, `skipped` says why. Without texts, each line of the standard
 input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of
 the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token). It may also be any masked language
-model, such as a `generator/`, or causal one (log p(token | those before)); with `--counted_on`, it is the tokenizer of
-the blocks.
+model, such as a `generator/`, or causal one (log p(token | those before); without a token for the beginning, the first
+token is counted but not scored). With `--counted_on`, it is the tokenizer of the blocks, and the sum is that of all
+pairs of neighbours, from [CLS] to [SEP].
 
     hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
 
@@ -31,7 +32,14 @@ from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.base.records import EvaluationRecord, public_command, utc_now
 from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import check_known, count_unknown_in
-from hf_electra_rtd.inference.minimal_pairs import SETTINGS, judge_pairs, load_judge, read_pairs, write_result
+from hf_electra_rtd.inference.minimal_pairs import (
+    SETTINGS,
+    judge_pairs,
+    load_judge,
+    read_pairs,
+    token_ids,
+    write_result,
+)
 from hf_electra_rtd.pair.modeling_electra_rtd import UnscorableTextError
 
 
@@ -39,7 +47,7 @@ RULES = (
     Rule("pairs", "Texts are scored one by one, pairs together.", excludes=("texts",)),
     Rule("batch_size", "It is of texts.", excludes=("pairs",), changes_nothing=True),
     Rule("max_pairs", "", needs=("pairs",)),
-    Rule("within_words", "It masks.", excludes=("counted_on",)),
+    Rule("within_words", "Counted bigrams read no masks.", excludes=("counted_on",)),
     Rule("output_dir", "", needs=("pairs",)),
 )
 
@@ -50,11 +58,11 @@ class ScoreArguments:
 
     model: str = required("Run, checkpoint, or masked or causal language model: a directory or a Hub id.")
     texts: list[str] = flag([], "Quote each.", words="TEXT")
-    batch_size: int = flag(32, "Texts at a time.", "[1, inf)")
+    batch_size: int = flag(32, "Texts that are read at a time.", "[1, inf)")
     pairs: str | None = flag(None, "Pairs of sentences to judge: .jsonl or .tsv, or their directory.")
     max_pairs: int | None = flag(None, "Pairs of each paradigm, the first ones.", "[1, inf)")
     within_words: bool = flag(False, "Also mask the rest of the word, to the right (for masked language models).")
-    counted_on: str | None = flag(None, "A block file: judge by its counted bigrams, in place of a network.")
+    counted_on: str | None = flag(None, "A block file: score by its counted bigrams, in place of a network.")
     output_dir: str | None = flag(None, "Directory for the record of --pairs.")
 
     def __post_init__(self) -> None:
@@ -79,11 +87,10 @@ def main(argv: list[str]) -> None:
             if len(batch) == 1:
                 return [{"skipped": str(error)}]
             return [facts for text in batch for facts in score([text])]
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        lengths = map(len, judge.tokenizer(batch, **options)["input_ids"])
+        ids = token_ids(judge.tokenizer, batch)
         return [
-            {"pseudo_log_likelihood": value, "num_tokens": length}
-            for value, length in zip(scores, lengths, strict=True)
+            {"pseudo_log_likelihood": value, "num_tokens": len(of_text)}
+            for value, of_text in zip(scores, ids, strict=True)
         ]
 
     num_unknown = num_tokens = 0

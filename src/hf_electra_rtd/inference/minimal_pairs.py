@@ -37,7 +37,7 @@ from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, coll
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.reader import records_of
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
-from hf_electra_rtd.encoders.families import max_length
+from hf_electra_rtd.encoders.families import max_length, mixes_by_attention
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.generators import masked_log_likelihoods
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
@@ -153,6 +153,8 @@ def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int
 
 def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False, batch_size: int = 256) -> Scorer:
     """Scores by a masked language model."""
+    if not mixes_by_attention(network.config):
+        batch_size = 1  # others read the padding, too
 
     @torch.inference_mode()
     def of_batch(texts: Sequence[str]) -> list[float]:
@@ -181,7 +183,7 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
 
     @torch.inference_mode()
     def of_batch(texts: Sequence[str]) -> list[float]:
-        rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        rows = token_ids(tokenizer, texts)
         if begin is not None:
             rows = [[begin, *ids] for ids in rows]
         sequences = [torch.tensor(ids, dtype=torch.int64) for ids in rows]
@@ -200,26 +202,35 @@ def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
     def score(texts: Sequence[str]) -> list[float]:
         scores = []
         for text in texts:
-            ids = np.array(tokenizer(text)["input_ids"])
+            if not token_ids(tokenizer, [text])[0]:
+                raise UnscorableTextError(f"The text {text[:40]!r} has no token.")
+            ids = np.array(tokenizer(text, split_special_tokens=True)["input_ids"])
             scores.append(float(np.log(counted.probabilities(ids[:-1], ids[1:])).sum()))
         return scores
 
     return score
 
 
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of texts, in which `[MASK]` is text, without special tokens."""
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    ids: list[list[int]] = tokenizer([*texts], **options)["input_ids"]
+    return ids
+
+
 def _by_length(of_batch: Scorer, network: Any, tokenizer: Any, batch_size: int, texts: Sequence[str]) -> list[float]:
     """The scores of all texts, in batches of texts of about the same length, each text once. Raises
     `UnscorableTextError` for a text without a token, or with more than the network reads."""
     distinct = list(dict.fromkeys(texts))
-    lengths = [len(ids) for ids in tokenizer(distinct, add_special_tokens=False, verbose=False)["input_ids"]]
+    lengths = list(map(len, token_ids(tokenizer, distinct)))
     special = max(1, tokenizer.num_special_tokens_to_add())  # what a causal model begins with is not among them
     room = max_length(network.config) - special
     for text, length in zip(distinct, lengths, strict=True):
         if not 0 < length <= room:
-            raise UnscorableTextError(f"The sentence {text[:40]!r} has {length} tokens: the model reads 1 to {room}.")
+            raise UnscorableTextError(f"The text {text[:40]!r} has {length} tokens: the model reads 1 to {room}.")
     order = sorted(range(len(distinct)), key=lengths.__getitem__, reverse=True)  # the largest batch first
     scores: dict[str, float] = {}
-    with tqdm(total=len(distinct), desc="Scoring", unit=" sentences", delay=2, disable=None) as progress:
+    with tqdm(total=len(distinct), desc="Scoring", unit=" sentences", delay=2, leave=False, disable=None) as progress:
         for start in range(0, len(order), batch_size):
             some = [distinct[place] for place in order[start : start + batch_size]]
             scores |= zip(some, of_batch(some), strict=True)
@@ -268,7 +279,10 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
     else:
         raise place.error("a run, a masked language model such as a generator/, or a causal language model")
     if within_words and make is not masked_scorer:
-        raise ValueError(f"within_words: {name} fills no masks. Name a masked language model, or leave it out.")
+        raise ValueError(
+            f"within_words: {name} fills no masks. Name a masked language model (of a run, its generator/), or leave "
+            "it out."
+        )
     network.eval()
     if torch.accelerator.is_available():
         network.to(torch.accelerator.current_accelerator())

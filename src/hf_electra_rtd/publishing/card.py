@@ -180,7 +180,7 @@ def pretraining_card(
     loaded = {
         name: described[name] for name in (*_SOURCES, *described.get("loaded_backbones", ())) if described.get(name)
     }
-    started = list(loaded.values())
+    started = list(dict.fromkeys(loaded.values()))
     starts = _STARTS.get(part, ("continue_from", "backbone", "discriminator"))
     # A path has lost its directories in the record, so that an id is told by its owner.
     base_models = [loaded[name] for name in starts if "/" in loaded.get(name, "")]

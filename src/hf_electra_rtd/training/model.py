@@ -107,7 +107,7 @@ class ModelArguments:
         None, "Share of the run in which the exponential schedule falls to 1/e. Default: 0.1.", "(0, inf)"
     )
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
-    freeze_generator: bool | None = flag(None, "Train only the discriminator.")
+    freeze_generator: bool | None = flag(None, "Train only the discriminator; nothing is shared.")
     # Of new networks of a named size.
     dropout: float | None = flag(
         None, "Dropout in hidden layers and attention. Default: 0.1; 0 for tiny and mini.", "[0, 1)"

@@ -91,10 +91,13 @@ def test_a_pair_scores_by_its_pseudo_log_likelihood(objective, tokenizer):
 
 def test_counted_bigrams_score_from_the_first_special_token_to_the_last(blocks, tokenizer):
     counted = CountedBigram(blocks[0], len(VOCABULARY))
-    (score,) = bigram_scorer(counted, tokenizer)(["the river"])
+    scorer = bigram_scorer(counted, tokenizer)
+    (score,) = scorer(["the river"])
     cls, the, river, sep = tokenizer("the river")["input_ids"]
     chances = counted.probabilities(np.array([cls, the, river]), np.array([the, river, sep]))
     assert score == pytest.approx(np.log(chances).sum())
+    with pytest.raises(ValueError, match="no token"):
+        scorer(["the river", ""])
 
 
 def test_accuracies_are_means_of_paradigms_and_a_tie_counts_one_half():

@@ -59,11 +59,18 @@ def test_a_cpu_multiplies_in_bfloat16_as_the_flag_or_the_checkpoint_says_and_els
     assert told in caplog.text if told else "bfloat16, " not in caplog.text and "would be" not in caplog.text
 
 
-@pytest.mark.parametrize(("avx512", "amx", "fast"), [(False, False, False), (True, False, True), (False, True, True)])
-def test_a_cpu_with_instructions_for_bfloat16_is_fast_with_it(monkeypatch, avx512, amx, fast):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert arguments.is_fast_in_bfloat16() == fast
+@pytest.mark.parametrize(
+    ("capabilities", "is_fast"),
+    [
+        ({"avx2": True, "avx512_bf16": False, "amx_tile": False}, False),
+        ({"avx512_bf16": True, "amx_tile": False}, True),
+        ({"avx512_bf16": False, "amx_tile": True}, True),
+        ({"architecture": "aarch64", "neon": True}, False),
+    ],
+)
+def test_a_cpu_with_instructions_for_bfloat16_is_fast_with_it(monkeypatch, capabilities, is_fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert arguments.is_fast_in_bfloat16() == is_fast
 
 
 def test_a_fraction_is_complete_at_the_end_of_its_step():

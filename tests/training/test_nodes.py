@@ -37,8 +37,7 @@ def workplace(tmp_path_factory):
 
 def flags(workplace, output_dir, *more, **options):
     options = {"max_steps": MAX_STEPS, "save_steps": SAVE_STEPS, "eval_steps": 160, **options}
-    options = {"logging_steps": 40, "save_total_limit": 100, **options}
-    options |= {"model_config": workplace / "dropout"}
+    options = {"logging_steps": 40, "save_total_limit": 100, **options, "model_config": workplace / "dropout"}
     return pretraining_flags(workplace, workplace / "corpus.txt", output_dir, *more, **options)
 
 

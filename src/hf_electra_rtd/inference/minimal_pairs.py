@@ -197,14 +197,15 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
 
 
 def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
-    """Scores by bigrams that were counted on prepared text."""
+    """Scores by bigrams that were counted on prepared text, from [CLS] to [SEP]. Raises `UnscorableTextError` for a
+    text without a token."""
 
     def score(texts: Sequence[str]) -> list[float]:
         scores = []
         for text in texts:
-            if not token_ids(tokenizer, [text])[0]:
-                raise UnscorableTextError(f"The text {text[:40]!r} has no token.")
             ids = np.array(tokenizer(text, split_special_tokens=True)["input_ids"])
+            if len(ids) == tokenizer.num_special_tokens_to_add():
+                raise UnscorableTextError(f"The text {text[:40]!r} has no token.")
             scores.append(float(np.log(counted.probabilities(ids[:-1], ids[1:])).sum()))
         return scores
 

@@ -285,7 +285,8 @@ def _is_rounded(args: RTDTrainingArguments, hidden_size: int, before: Mapping[st
 
 def is_fast_in_bfloat16() -> bool:
     """Whether this CPU has instructions for bfloat16. Without them, products are slower than in float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_tile"))
 
 
 def keep_freed_memory() -> None:

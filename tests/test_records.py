@@ -75,7 +75,7 @@ def test_a_file_that_is_no_record_is_refused_by_name(text, tmp_path):
         ("run_name", "PGPASSWORD=abc", "PGPASSWORD=<secret>"),
         ("run_name", "OPENAIKEY=abc", "OPENAIKEY=<secret>"),
         ("run_name", "openai_key=abc", "openai_key=<secret>"),
-        ("label_words", "monkey=animal", "monkey=animal"),
+        ("run_name", "monkey=animal", "monkey=animal"),
         ("run_name", "hf_" + "a" * 34, "<token>"),
         ("note", "a\n  /home/alice/notes.txt", "a\nnotes.txt"),
         ("note", r"\\server\share\alice", "alice"),

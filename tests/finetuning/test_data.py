@@ -692,8 +692,8 @@ def test_a_run_has_its_splits_in_order_with_guests_and_without_what_is_optional(
     mnli = get_task("glue", "mnli")
     assert list(load_task(mnli, str(tmp_path))) == ["train", "dev_matched"]
     assert "goes without its split dev_mismatched" in caplog.text
-    names = ["dev_matched", "test_matched", "test_mismatched", "ax"]
-    assert list(load_task(mnli, str(tmp_path), train=False, test=True)) == names
+    names = ["train", "dev_matched", "test_matched", "test_mismatched", "ax"]
+    assert list(load_task(mnli, str(tmp_path), test=True)) == names
     (tmp_path / "MNLI/test_matched.tsv").unlink()
     assert "test_matched" not in load_task(mnli, str(tmp_path), test=True, optional_test=True)
     with pytest.raises(ValueError, match="test_matched"):

@@ -28,10 +28,6 @@ from tests.finetuning.conftest import WORDS, flag_words, read_lines, review_flag
 from tests.publishing.card_records import run_record
 
 
-TEMPLATE = "{text} it was {label} ."
-YES_NO = {"label_words": ["yes=great", "no=little"], "template": TEMPLATE}
-
-
 def record_of(directory: Path, seed: int = 42, task: str = "reviews") -> EvaluationRecord:
     return EvaluationRecord.load(directory / task / f"seed_{seed}")
 
@@ -353,13 +349,6 @@ def test_nothing_is_deleted_before_everything_is_checked_and_what_others_wrote_n
 
 
 NO_DEV = {"validation_file": None, "validation_share": 0}
-WORDS_OF = [
-    (["yes=great", "mo=little"], "'mo'"),
-    (["yes=great", "no="], "'no'"),
-    (["yes=好", "no=little"], "'好'"),
-    (["yes=great", "yes=old", "no=little"], "two words"),
-    (["yes=great", "no=Great"], "'Great'"),
-]
 
 
 @pytest.mark.parametrize(
@@ -376,12 +365,6 @@ WORDS_OF = [
         ({"max_seq_length": 65}, "--max_seq_length is 65.* 64"),
         ({**CORRECTION, "metrics": ["false_positive_rate"]}, "false_positive_rate"),
         ({"task_kind": "tagging", "labels": ["O", "B-X"], "class_weights": "balanced"}, "--class_weights"),
-        ({"task_kind": "multi_label", "few_shot": 4}, "--few_shot"),
-        ({"few_shot": 4000}, "few_shot is 4000"),
-        ({**YES_NO, "task_kind": "multi_label"}, "label_words .*multi_label"),
-        ({**YES_NO, "head": "paper"}, "'paper'"),
-        ({**YES_NO, "template": "{text} {label} {text_pair}"}, "template"),
-        *(({**YES_NO, "label_words": words}, named) for words, named in WORDS_OF),
     ],
     ids=str,
 )

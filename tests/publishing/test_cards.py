@@ -151,9 +151,7 @@ def test_each_metric_and_split_on_the_hub_has_its_entry():
         ({**dataset, "revision": "abc"}, "accuracy"),
         ({**dataset, "split": "test"}, "f1"),
     ]
-    few = [
-        {"arguments": {**run.arguments, name: 50}} for name in ("max_eval_samples", "max_train_samples", "few_shot")
-    ]
+    few = [{"arguments": {**run.arguments, name: 50}} for name in ("max_eval_samples", "max_train_samples")]
     constant = {"reports": {"dev": REPORT | {"constant_prediction": "no"}}}
     for other in ({"benchmark": "own"}, constant, *few):
         assert "model-index" not in evaluated([evaluation_record(**other)])[0]
@@ -260,7 +258,7 @@ def test_a_fine_tuned_card_names_what_loads_its_weights_and_what_they_come_from(
         ([*runs(), evaluation_record("rte")], False, REPO),
         ([*runs(), *runs(scores=(0.5,))], False, "seed 42"),
         (runs(), True, "base_model"),
-        (runs(arguments={"label_words": {"no": "old"}}), False, "label words"),
+        (runs(kind="embedding"), False, "embedding"),
     ],
 )
 def test_what_cannot_be_one_card_is_refused(records, adapter, name):

@@ -13,7 +13,6 @@ from tests.publishing.card_records import evaluation_record, runs
 
 SMALL = {"size": "small"}
 MODEL = "tiny (transformers head)"
-WORDS = {"no": "dull", "yes": "great"}
 OTHER = {"model": {"name_or_path": "other", "sha256": "0" * 64, "tokenizer": "1" * 64}}
 
 
@@ -65,9 +64,9 @@ FIRST = evaluation_record("rte", 42, 0.5)
         ("weights 00000000", {}, {"model": {"sha256": "0" * 64}}),
         ("tokenizer 11111111", {}, {"model": {"tokenizer": "1" * 64}}),
         ("training data", {}, {"data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
-        ("template {text} it", {"arguments": {"template": ""}}, {"arguments": {"template": "{text} it"}}),
+        ("optim adamw", {"arguments": {"optim": ""}}, {"arguments": {"optim": "adamw"}}),
         ("max_steps 9", {}, {"arguments": {**FIRST.arguments, "max_steps": 9}}),
-        ("label_words no=dull yes=great", {}, {"arguments": {**FIRST.arguments, "label_words": WORDS}}),
+        ("optim_args a=1 b=2", {}, {"arguments": {**FIRST.arguments, "optim_args": {"a": 1, "b": 2}}}),
         ("learning_rate 1e-05", {}, {**OTHER, "arguments": {**FIRST.arguments, "learning_rate": 1e-5}}),
         ("training data", {}, {**OTHER, "data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
     ],
@@ -114,11 +113,11 @@ def test_runs_without_a_finite_score_are_left_out_and_named():
 
 
 def test_the_caption_tells_how_few_examples_a_score_is_of():
-    few = {"max_eval_samples": 50, "few_shot": 4}
+    few = {"max_eval_samples": 50, "max_train_samples": 64}
     data = {"train": {"examples": 64}, "dev": {"examples": 50}}
     run = evaluation_record("rte", arguments={**FIRST.arguments, **few}, data=data)
     (sentence,) = [line for line in cells([run])[1].splitlines() if line.startswith(f"rte, {MODEL}:")]
-    assert all(number in sentence for number in ("50", "64", "few_shot 4"))
+    assert all(number in sentence for number in ("50", "64"))
     assert "examples" not in cells([FIRST])[1]
 
 

@@ -31,9 +31,6 @@ class Task:
     kind: str = "classification"  # or another kind of `kinds.KINDS`
     metrics: tuple[str, ...] = ("accuracy",)  # the first one chooses models and stands in tables
     labels: tuple[str, ...] = ()  # in the order of the model's outputs
-    # Words for the classes, by their names, and the text in which one stands: see `kinds.label_words`.
-    label_words: Mapping[str, str] = field(default_factory=dict)
-    template: str = ""
     columns: tuple[str, ...] = ("sentence",)  # of the one or two texts, or of the words to tag; named as on the Hub
     label_column: str = "label"  # of the label, labels, number, tags, answers or right choice
     id_column: str | None = None  # by default a common name, else the place of the example from 0

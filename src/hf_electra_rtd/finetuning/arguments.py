@@ -52,13 +52,6 @@ class TaskArguments:
         "none", "Classification: balanced gives every class the same weight."
     )
     max_train_samples: int | None = flag(None, "Train on this many examples, drawn at random.", "[1, inf)")
-    few_shot: int | None = flag(
-        None, "Train on this many examples per class, drawn by each seed. 0: on none.", "[0, inf)"
-    )
-    label_words: list[str] | None = flag(None, "CLASS=WORD ...: classify by how original a word for each class looks.")
-    template: str | None = flag(
-        None, "The text with a word in it: '{text} It was {label}.'; of pairs also {text_pair}."
-    )
     max_eval_samples: int | None = flag(
         None, "Evaluate on this many dev examples; test splits stay whole.", "[1, inf)"
     )
@@ -185,7 +178,6 @@ class FineTuningArguments(TrainingArguments):
 _SOURCES = ("train_file", "validation_file", "test_file", "dataset")
 _TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression", "task_kind=embedding")
 _LABELED = ("task_kind=classification", "task_kind=multi_label", "task_kind=tagging")
-_KEEPS_HEAD = ("label_words", "task_kind=correction")
 _NOT_OF_EMBEDDINGS = (
     "lora",
     "layerwise_lr_decay",
@@ -204,25 +196,18 @@ RULES = (
     Rule("fractions", "It is of one trained model.", excludes=("from_scratch", "push_to_hub")),
     Rule("lora", "Adapters would change random weights that nobody keeps.", excludes=("from_scratch",)),
     Rule("lora", "Adapters have one learning rate.", excludes=("layerwise_lr_decay",)),
-    Rule("lora", "The head of pre-training is trained, too.", excludes=_KEEPS_HEAD),
+    Rule("lora", "The head of pre-training is trained, too.", excludes=("task_kind=correction",)),
     Rule("lora_r", "", needs=("lora",), changes_nothing=True),
     Rule("lora_alpha", "", needs=("lora",), changes_nothing=True),
     Rule("lora_dropout", "", needs=("lora",), changes_nothing=True),
     Rule("merge_adapter", "", needs=("lora",), excludes=("keep_models=none",), changes_nothing=True),
     Rule("push_to_hub", "There would be no model to publish.", excludes=("keep_models=none",)),
-    Rule("push_to_hub", "No stock class does what this model does.", excludes=_KEEPS_HEAD),
+    Rule("push_to_hub", "No stock class does what this model does.", excludes=("task_kind=correction",)),
     Rule("layerwise_lr_decay_off_by_one", "", excludes=("layerwise_lr_decay=1.0", "lora"), changes_nothing=True),
     Rule("early_stopping_patience", "", needs=("select=best",)),
     Rule("eval_delay", "It may leave nothing to choose from.", excludes=("select=best",)),
     Rule("lr_scheduler_type=reduce_lr_on_plateau", "It lowers the rate when a score rises."),
     Rule("lr_scheduler_type=greedy", "It needs a loss of the dev split."),
-    Rule("few_shot", "The dev split is for scores alone.", excludes=("select=best",)),
-    Rule("few_shot", "It draws as many of each class.", excludes=("class_weights=balanced",)),
-    Rule("few_shot=0", "A new head must learn.", needs=("label_words",)),
-    Rule("seeds", "Nothing is drawn or learned.", excludes=("few_shot=0",), changes_nothing=True),
-    Rule("label_words", "yes=great no=dull, '{text} It was {label}.'", needs=("template",)),
-    Rule("template", "yes=great no=dull, '{text} It was {label}.'", needs=("label_words",)),
-    Rule("class_weights", "The loss is that of pre-training.", excludes=("label_words",), changes_nothing=True),
     *(
         Rule(name, "sentence-transformers trains embeddings.", excludes=("task_kind=embedding",))
         for name in _NOT_OF_EMBEDDINGS
@@ -283,7 +268,6 @@ HELP_GROUPS: HelpGroups = {
         "layerwise_lr_decay": None,
         "max_seq_length": None,
         "max_train_samples": None,
-        "few_shot": None,
         "select": None,
         "class_weights": None,
         "lora": None,

@@ -7,9 +7,8 @@ import hashlib
 import json
 import logging
 import os
-import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,12 +135,12 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
 
 
 def load_task(
-    task: Task, data_dir: str | None, *, train: bool = True, test: bool = False, optional_test: bool = False
+    task: Task, data_dir: str | None, *, test: bool = False, optional_test: bool = False
 ) -> dict[str, Split]:
     """Loads the splits that a run needs: `train`, the dev splits, and, with `test`, the test splits and those of tasks
     that this task's model predicts, under the guest's name. Of what may be missing (all dev splits but the first,
     guests, and with `optional_test` the test splits) it only warns. A split that cannot be used is a ValueError."""
-    wanted = [("train", task, "train", False)] if train else []
+    wanted = [("train", task, "train", False)]
     wanted += [(name, task, name, place > 0) for place, name in enumerate(task.dev_splits)]
     if test:
         wanted += [(name, task, name, optional_test) for name in task.test_splits]
@@ -199,24 +198,6 @@ def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dat
         number = max(round(task.validation_share * len(of_class)), 1)
         held.update(of_class[: min(number, len(of_class) - 1)])
     return examples.select([index for index, text in enumerate(hashes) if (text in held) == dev])
-
-
-def draw_few(split: Split, labels: Sequence[str], number: int, seed: int) -> Split:
-    """A number of examples of each class with text, drawn by a seed from those of a split, which are in any order. A
-    class with fewer is a ValueError."""
-    rows: dict[str, list[int]] = {label: [] for label in labels}
-    examples = zip(split.examples["texts"], split.examples["label"], strict=True)
-    for place, (texts, label) in enumerate(examples):
-        if label is not None and all(text.strip() for text in texts):
-            rows[label].append(place)
-    for label, of_class in rows.items():
-        if len(of_class) < number:
-            raise ValueError(
-                f"few_shot is {number}, but the class {label!r} has only {len(of_class)} training examples. Lower it."
-            )
-    random_ = random.Random(seed)
-    chosen = [place for of_class in rows.values() for place in random_.sample(of_class, number)]
-    return dataclasses.replace(split, examples=split.examples.select(sorted(chosen)), features=None)
 
 
 # ---- The user's own task ----

@@ -157,7 +157,6 @@ def load_with_head(
         _last_layer(model).__class__ = _PreciseLinear  # saved as any other
         if is_kept:
             rescale(model, 1 / unit[1], -unit[0] / unit[1])
-    is_kept |= getattr(model_class, "is_whole", False) and not from_scratch
     if model.base_model is not model:
         once: Any = logger  # transformers gives loggers this method; a command makes a model for each seed
         once.info_once(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
@@ -264,9 +263,8 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
     children = "|".join(re.escape(name) for name, _ in model.base_model.named_children() if name != "pooler")
     encoder = re.compile(rf"{prefix}\.(?!pooler\.)|({children})\.")
     report["unexpected_keys"] = [name for name in report["unexpected_keys"] if encoder.match(name)]
-    if not getattr(model_class, "is_whole", False):  # of one that is, nothing may be new
-        report["missing_keys"] = [name for name in report["missing_keys"] if encoder.match(name)]
-        report["mismatched_keys"] = [entry for entry in report["mismatched_keys"] if encoder.match(entry[0])]
+    report["missing_keys"] = [name for name in report["missing_keys"] if encoder.match(name)]
+    report["mismatched_keys"] = [entry for entry in report["mismatched_keys"] if encoder.match(entry[0])]
     return model, report
 
 

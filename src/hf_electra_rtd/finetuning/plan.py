@@ -20,7 +20,6 @@ from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.data import Split, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
-from hf_electra_rtd.finetuning.kinds.label_words import with_label_words
 from hf_electra_rtd.pair.places import identify
 from hf_electra_rtd.pair.towers import fit_vocabulary
 from hf_electra_rtd.training.arguments import OWN_OPTIMIZERS
@@ -56,9 +55,7 @@ _FLAGS = (
     "class_weights",
     "max_train_samples",
     "max_eval_samples",
-    "few_shot",
 )
-_FEW_STEPS = 100  # of a run with --few_shot: few examples make few steps in the epochs of a whole task
 
 
 class StartingModel:
@@ -71,8 +68,6 @@ class StartingModel:
         if place.adapter_base:
             raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
         self.encoder, self.config, _ = heads.open_encoder(self.name, weights=False)
-        if flags.label_words:
-            place.refuse_energies()
         self.tokenizer = load_tokenizer(flags.tokenizer or self.encoder)
         if flags.tokenizer and flags.from_scratch:
             fit_vocabulary(self.config, self.tokenizer)
@@ -103,7 +98,6 @@ class Job:
     settings: dict[str, Any]  # what decides the result beside model, data and seed: the `arguments` of its records
     args: FineTuningArguments  # with everything filled in but seed and output_dir
     splits: dict[str, Split] = field(default_factory=dict)  # by name, `train` first; encoded
-    drawn: dict[int, Split] = field(default_factory=dict)  # by seed: `train` with --few_shot; encoded
     finished: dict[int, EvaluationRecord] = field(default_factory=dict)  # by seed: of runs that an earlier call did
     unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
 
@@ -123,7 +117,7 @@ class Plan:
         self.is_main = args.process_index == 0
         self.model = StartingModel(flags)
         self.size = flags.size or guess_size(self.model.config)
-        self.seeds = [args.seed + offset for offset in range(1 if flags.few_shot == 0 else flags.seeds)]
+        self.seeds = [args.seed + offset for offset in range(flags.seeds)]
         names = flags.task_name
         if own.is_given:
             if names[1:]:
@@ -137,7 +131,6 @@ class Plan:
         for task in tasks:
             try:
                 self._check(task)
-                task = with_label_words(task, flags.label_words, flags.template)
                 filled = self._arguments(task)
                 settings = self._settings(task, filled)
                 kind = make_kind(task, self.model.tokenizer, **{name: settings[name] for name in LENGTHS})
@@ -156,9 +149,8 @@ class Plan:
             )
         if (self.args.eval_on_start or self.args.eval_strategy != "no") and not task.dev_splits:
             raise ValueError("--eval_on_start and --eval_strategy need a dev split. Leave them out.")
-        for name in ("few_shot", "class_weights", "label_words"):
-            if getattr(flags, name) not in (None, "none") and task.kind != "classification":
-                raise ValueError(f"--{name} is for classification, not {task.kind}.")
+        if flags.class_weights != "none" and task.kind != "classification":
+            raise ValueError(f"--class_weights is for classification, not {task.kind}.")
         types = self.model.tokenizer("a", "b").get("token_type_ids", ())
         if flags.head == heads.PAPER_HEAD and task.unanswerable and 1 not in types:
             raise ValueError("--head paper needs a tokenizer that gives token types. Leave it out.")
@@ -170,8 +162,6 @@ class Plan:
             args.learning_rate = EMBEDDING_LEARNING_RATE
         elif args.learning_rate is None:
             args.learning_rate = LORA_LEARNING_RATE if self.flags.lora else get_size(self.size).learning_rate
-        if self.flags.few_shot and args.num_train_epochs is None and args.max_steps < 1:
-            args.max_steps = _FEW_STEPS
         args.num_train_epochs = args.num_train_epochs or task.epochs
         if self.flags.select == "best":
             args.metric_for_best_model = f"eval_{task.main_metric}"
@@ -210,8 +200,6 @@ class Plan:
             names += ["eval_strategy", "eval_steps"]
         settings = {
             "labels": task.labels,
-            "label_words": task.label_words,
-            "template": task.template,
             "metrics": task.metrics,
             **{name: known[name] for name in names},
             "layerwise_lr_decay": decay,

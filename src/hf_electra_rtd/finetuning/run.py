@@ -13,7 +13,7 @@ from accelerate import PartialState
 
 from hf_electra_rtd.base.files import lock_directory, naming, remove_directory, remove_partial
 from hf_electra_rtd.base.records import EvaluationRecord
-from hf_electra_rtd.finetuning.data import draw_few, encode_task, load_task
+from hf_electra_rtd.finetuning.data import encode_task, load_task
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.results import (
     MODEL_DIRECTORY,
@@ -38,18 +38,14 @@ def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
     what does not fit together, before anything is trained or deleted."""
     flags = plan.flags
     task = job.task
-    is_trained = flags.few_shot != 0
-    job.splits = load_task(
-        task, flags.data_dir, train=is_trained, test=plan.predicts, optional_test=len(plan.jobs) > 1
-    )
+    job.splits = load_task(task, flags.data_dir, test=plan.predicts, optional_test=len(plan.jobs) > 1)
     most = {"train": flags.max_train_samples, **dict.fromkeys(task.dev_splits, flags.max_eval_samples)}
     for name, split in job.splits.items():
         number = most.get(name)
         if number is not None and number < len(split.examples):
             chosen = random.Random(0).sample(range(len(split.examples)), number)
             split.examples = split.examples.select(sorted(chosen))
-    if is_trained:
-        _fit_to_labels(plan, job)
+    _fit_to_labels(plan, job)
     if plan.is_main:
         directory = plan.directory / task.name
         with naming(directory):
@@ -57,12 +53,7 @@ def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
         remove_partial(directory)
     PartialState().wait_for_everyone()  # the directory is locked, so that all find the same
     job.finished = find_finished(plan, job)
-    if flags.few_shot:
-        job.drawn = {seed: draw_few(job.splits["train"], task.labels, flags.few_shot, seed) for seed in plan.seeds}
-        job.splits["train"] = job.drawn[plan.seeds[0]]
     encode_task(job.kind, job.splits)
-    for seed in plan.seeds[1:] if flags.few_shot else ():
-        encode_task(job.kind, {"train": job.drawn[seed]})
     model = make_model(plan, job, job.args.seed)
     if job.settings["layerwise_lr_decay"] != 1:
         layer_heights(model)
@@ -119,8 +110,7 @@ def run_task(plan: Plan, job: Job) -> Iterator[EvaluationRecord]:
         if is_trained and plan.is_main:
             remove_models(plan, job.task, set(done).difference(kept))
         yield record
-    if "train" in job.splits:
-        for seed in kept:
-            directory = seed_directory(plan.directory, job.task, seed)
-            if not (directory / MODEL_DIRECTORY).exists():
-                logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")
+    for seed in kept:
+        directory = seed_directory(plan.directory, job.task, seed)
+        if not (directory / MODEL_DIRECTORY).exists():
+            logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")

@@ -30,7 +30,7 @@ from hf_electra_rtd.training.checkpoints import OUTPUTS, checkpoint_step, latest
 
 logger = logging.getLogger(__name__)
 
-_OF_TASK = ("kind", "columns", "language", "unanswerable", "label_words", "template")  # what `predict` has to know
+_OF_TASK = ("kind", "columns", "language", "unanswerable")  # what `predict` has to know
 
 
 def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationRecord:
@@ -43,7 +43,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
     args.data_seed = seed
     args.output_dir = str(directory)
     args.eval_on_start = args.eval_on_start and checkpoint is None
-    splits = {**job.splits, "train": job.drawn[seed]} if job.drawn else job.splits
+    splits = job.splits
     job.kind.unit = job.unit
     model = make_model(plan, job, seed)
     described = {**job.settings, **plan.model.identity, "data": {name: split.source for name, split in splits.items()}}
@@ -59,18 +59,11 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
             job.kind,
             job.settings["layerwise_lr_decay"],
             job.settings["layerwise_lr_decay_off_by_one"],
-            train=splits.get("train"),
+            train=splits["train"],
             dev=splits[job.task.dev_splits[0]] if job.task.dev_splits else None,
             settings=described,  # kept in checkpoints
         )
-    trained: dict[str, Any] = {
-        "selection": "as it was given",
-        "epochs": 0.0,
-        "train_seconds": 0.0,
-        "examples_per_second": 0.0,
-    }
-    if "train" in splits:
-        trained = _train(trainer, job, checkpoint)
+    trained = _train(trainer, job, checkpoint)
     answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
     task = job.task
     record = EvaluationRecord(

@@ -177,8 +177,6 @@ def _open_classifier(place: str) -> Source:
     record = _evaluation(place)
     if task.kind == "embedding":
         raise ValueError(f"{place} gives embeddings: SentenceTransformer(..., backend='onnx') makes graphs of those.")
-    if task.label_words:
-        raise ValueError(f"{place} classifies by label words, for which there is no graph. Use it with torch.")
     if hasattr(classifier.model, "merge_and_unload"):  # adapters
         classifier.model = classifier.model.merge_and_unload()
     name = task.kind if record is None else record.task

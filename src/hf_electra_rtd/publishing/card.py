@@ -132,7 +132,7 @@ _FLAGS = (
     "optim_args",
     "neftune_noise_alpha",
 )
-_NO_SETTINGS = ("labels", "label_words", "metrics", "lora")  # of a fine-tuning
+_NO_SETTINGS = ("labels", "metrics", "lora")  # of a fine-tuning
 _NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")
 # Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
 _BUNDLED = {
@@ -265,10 +265,9 @@ def fine_tuned_card(
         raise ValueError(f"The runs for {repo_id} are of several tasks or models. Publish one output_dir at a time.")
     if adapter and base_model is None:
         raise ValueError(f"{repo_id} holds adapters. Publish their base model first, and pass its id as base_model.")
-    kind = "label words" if run.arguments.get("label_words") else run.kind
-    if kind not in _KINDS:
-        raise ValueError(f"{repo_id}: models of the kind {kind} are not published: no stock class has their head.")
-    task, auto_class, does = _KINDS[kind]
+    if run.kind not in _KINDS:
+        raise ValueError(f"{repo_id}: models of the kind {run.kind} are not published: no stock class has their head.")
+    task, auto_class, does = _KINDS[run.kind]
     is_electra = "Electra" in run.model["architecture"]
     has_own_head = str(run.model.get("module")).startswith("hf_electra_rtd.")
     if len(run.language) == 2:  # a code, such as `en`

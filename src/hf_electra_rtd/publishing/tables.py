@@ -213,11 +213,9 @@ def limits(run: EvaluationRecord) -> list[str]:
         sentences.append(f"on {number} examples of {split}")
     if arguments.get("max_pairs"):
         sentences.append(f"on the first {arguments['max_pairs']} pairs of each paradigm")
-    options = ("max_train_samples", "few_shot")
-    chosen = [f"{name} {arguments[name]}" for name in options if arguments.get(name) is not None]
-    if chosen:
-        number = run.data.get("train", {}).get("examples", 0)
-        sentences.append(f"trained on {number} examples ({', '.join(chosen)})")
+    if arguments.get("max_train_samples"):
+        number = run.data.get("train", {}).get("examples", arguments["max_train_samples"])
+        sentences.append(f"trained on {number} examples")
     return sentences
 
 

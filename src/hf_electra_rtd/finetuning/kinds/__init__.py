@@ -11,7 +11,6 @@ from hf_electra_rtd.finetuning.kinds import classification
 from hf_electra_rtd.finetuning.kinds.base import Kind
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
 from hf_electra_rtd.finetuning.kinds.embedding import EmbeddingKind
-from hf_electra_rtd.finetuning.kinds.label_words import LabelWordsKind
 from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
 from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
 
@@ -30,4 +29,4 @@ KINDS: Mapping[str, type[Kind]] = {
 
 def make_kind(task: Task, tokenizer: PreTrainedTokenizerBase, *args: int, **lengths: int) -> Kind:
     """What encodes, decodes and scores a task. The lengths are those of `Kind`."""
-    return (LabelWordsKind if task.label_words else KINDS[task.kind])(task, tokenizer, *args, **lengths)
+    return KINDS[task.kind](task, tokenizer, *args, **lengths)

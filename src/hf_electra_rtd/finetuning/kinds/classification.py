@@ -15,7 +15,6 @@ from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
     DataCollatorForMultipleChoice,
-    PreTrainedTokenizerBase,
 )
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
@@ -120,20 +119,6 @@ class RegressionKind(ClassificationKind):
         return float(logits.item()) * deviation + mean
 
 
-def collate_choices(
-    tokenizer: PreTrainedTokenizerBase, features: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> dict[str, Tensor]:
-    """A batch of features with several sequences each: what they have under these names, and their `labels` (B,), if
-    there are any. The stock collator needs labels, so it gets some that leave again."""
-    rows = [
-        {**{name: feature[name] for name in names}, "labels": feature.get("labels", IGNORED)} for feature in features
-    ]
-    batch = dict(DataCollatorForMultipleChoice(tokenizer)(rows))
-    if "labels" not in features[0]:
-        del batch["labels"]
-    return batch
-
-
 class MultipleChoiceKind(Kind):
     """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice: `[CLS] context
     [SEP] question [SEP] choice [SEP]`, with segment 1 after the context, and without an empty question and its [SEP]
@@ -172,8 +157,11 @@ class MultipleChoiceKind(Kind):
         filled: list[dict[str, Any]] = []
         for feature in features:
             inputs = {name: feature[name] + [filling[name]] * (most - len(feature[name])) for name in self.input_names}
-            filled.append({**feature, **inputs})
-        return collate_choices(self.tokenizer, filled, self.input_names)
+            filled.append({**inputs, "labels": feature.get("labels", IGNORED)})  # the stock collator needs labels
+        batch = dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
+        if "labels" not in features[0]:
+            del batch["labels"]
+        return batch
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy in float32 over the choices that a question really has."""

@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
         import gradio
     except ImportError:
         raise ValueError(
-            "gradio is not installed. Install the extra `demo`: pip install 'hf-electra-rtd[demo]'."
+            "gradio is not installed. Install the extra `demo`: pip install -e '.[demo]'."
         ) from None
     demo = make_demo(arguments)
     # The themes that are not the Base one fetch fonts.

@@ -140,13 +140,15 @@ def continued_recipe(name: str) -> dict[str, Any]:
 
 def of_length(recipe: Mapping[str, Any], max_steps: int | None, num_train_epochs: float | None) -> dict[str, Any]:
     """A recipe for a run of another length. Of `max_steps`: at least ten logs and five evaluations, and a warm-up of a
-    tenth at most. A length in epochs replaces that in steps. None is not given."""
+    tenth at most. A length in epochs replaces that in steps; its steps are not known yet, so warm-up and evaluations are
+    shares of the run. None is not given."""
     recipe = dict(recipe)
     if max_steps is not None and max_steps > 0:
         for name, share in (("logging_steps", 10), ("eval_steps", 5), ("warmup_steps", 10)):
             recipe[name] = min(recipe[name], max(1, max_steps // share))
     if num_train_epochs is not None:
         del recipe["max_steps"]
+        recipe |= {"warmup_steps": min(recipe["warmup_steps"], 0.1), "eval_steps": 0.2}
     return recipe
 
 

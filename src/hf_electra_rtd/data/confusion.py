@@ -140,12 +140,12 @@ class MisspellArguments:
     output_file: str = required("The table, .tsv.")
     shares: list[float] | None = flag(
         None,
-        "Of the errors that come from each file; the others are random words. Default: equal, none random.",
+        "Share of the errors that comes from each file; the others are random words. Default: equal, none random.",
         "[0, 1]",
     )
-    clean_share: float = flag(0.3, "Of sentences that stay as they are.", "[0, 1]")
-    max_pairs: int | None = flag(None, "End after so many sentences.", "[1, inf)")
-    seed: int = flag(0, "Of places and errors.", "[0, 4294967295]")
+    clean_share: float = flag(0.3, "Share of the sentences that stay unchanged.", "[0, 1]")
+    max_pairs: int | None = flag(None, "Stop after this many sentences.", "[1, inf)")
+    seed: int = flag(0, "Seed of places and errors.", "[0, 4294967295]")
 
     def __post_init__(self) -> None:
         check_arguments(self)

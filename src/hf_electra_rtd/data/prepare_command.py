@@ -36,7 +36,7 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
         try:
             from hf_electra_rtd.data import distributed
         except ImportError as error:
-            raise ValueError(f"--executor ({error}): pip install 'hf-electra-rtd[scale]'") from None
+            raise ValueError(f"--executor ({error}): pip install -e '.[scale]'") from None
         places, done = distributed.prepare(arguments, data)
     else:
         kept = directory / TOKENIZER_DIRECTORY

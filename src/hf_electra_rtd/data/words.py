@@ -35,7 +35,7 @@ def _jieba() -> tuple[Segmenter, str]:
             warnings.simplefilter("ignore")  # of 2020, it uses what Python and setuptools give up
             import jieba
     except ImportError as error:
-        raise ValueError(f"word_segmenter=jieba ({error}): pip install 'hf-electra-rtd[zh]'") from None
+        raise ValueError(f"word_segmenter=jieba ({error}): pip install -e '.[zh]'") from None
     segmenter = jieba.Tokenizer()
     # `initialize` would trust a file that lies in the directory for temporary files.
     segmenter.FREQ, segmenter.total = segmenter.gen_pfdict(segmenter.get_dict_file())

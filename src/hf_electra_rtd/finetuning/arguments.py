@@ -87,7 +87,7 @@ class OwnTaskArguments:
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     label_column_name: str | None = flag(
-        None, "Column of label, number or tags (label), answers (answers), right sentence (right)."
+        None, "Column of the labels. Default: label; answers for questions; right for correction."
     )
     id_column_name: str | None = flag(None, "Column with ids to write beside predictions.")
     labels: list[str] | None = flag(None, "The classes, in order. Default: those of the training data, sorted.")

@@ -28,7 +28,7 @@ try:
         SentenceTransformerTrainingArguments,
     )
 except ImportError as error:
-    raise ValueError("Embeddings need sentence-transformers: pip install 'hf-electra-rtd[embeddings]'.") from error
+    raise ValueError("Embeddings need sentence-transformers: pip install -e '.[embeddings]'.") from error
 
 
 logger = logging.getLogger(__name__)

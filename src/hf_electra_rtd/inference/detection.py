@@ -66,10 +66,10 @@ class DetectArguments(TextArguments):
     as_is: bool = flag(False, "Score the texts as they are; mask nothing.")
     error_rate: float = flag(_ERROR_RATE, "Share of wrong words that is expected in the texts.", "(0, 1)")
     mask: list[str] | None = flag(None, "Words, or parts of words, to mask, at every occurrence.")
-    mask_probability: float = flag(0.15, "Share masked at random.", "(0, 1)")
-    temperature: float = flag(1.0, "Of the samples; 0 is greedy.", "[0, inf)")
+    mask_probability: float = flag(0.15, "Share of the tokens to mask at random.", "(0, 1)")
+    temperature: float = flag(1.0, "Sampling temperature; 0 is greedy.", "[0, inf)")
     top_k: int = flag(5, "Proposals shown for a masked token.", "[1, inf)")
-    seed: int = flag(0, "Of masks and samples.", "[0, 4294967295]")
+    seed: int = flag(0, "Seed of masks and samples.", "[0, 4294967295]")
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)

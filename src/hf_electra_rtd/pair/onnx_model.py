@@ -21,7 +21,7 @@ TORCH = "torch"
 # By the names of `--runtime`: the file of the graph in an export. The names of files are those of transformers.js.
 GRAPHS = {"onnx": "onnx/model.onnx", "onnx-int8": "onnx/model_quantized.onnx"}
 RUNTIMES = (TORCH, *GRAPHS)
-MISSING = "{} is not installed. Install the extra `onnx`: pip install 'hf-electra-rtd[onnx]'."
+MISSING = "{} is not installed. Install the extra `onnx`: pip install -e '.[onnx]'."
 
 
 class OnnxModel(nn.Module):

@@ -161,6 +161,7 @@ class RTDTrainingArguments(TrainingArguments):
 _ONE_STREAM = "A run reads its sequences as one stream, and no step is the best."
 _NOT_HERE = (
     "label_smoothing_factor",
+    "neftune_noise_alpha",
     "prediction_loss_only",
     "bf16_full_eval",
     "fp16_full_eval",

@@ -104,11 +104,11 @@ HELP_GROUPS: HelpGroups = {
     "Training": {
         "output_dir": None,
         "max_steps": "Steps of the run.",
-        "num_train_epochs": "In place of --max_steps: passes over the sequences.",
+        "num_train_epochs": "Passes over the sequences, in place of --max_steps.",
         "per_device_train_batch_size": "Sequences per device and step.",
         "gradient_accumulation_steps": "Number of batches per optimizer step.",
         "learning_rate": None,
-        "warmup_steps": "Steps of warm-up; below 1: a share of the run. At most a tenth of --max_steps.",
+        "warmup_steps": "Steps of warm-up; below 1: a share of the run. By default at most a tenth of --max_steps.",
         "mask_probability": None,
         "bf16": None,
         "seed": "Seed of weights, masks, samples and the order of sequences.",

@@ -34,7 +34,6 @@ ROWS: dict[str, list[str]] = {
     # Who proposes the tokens.
     "two_tower": ["--generator_type", "two_tower"],
     "uniform": ["--generator_type", "uniform"],
-    "unigram": ["--generator_type", "unigram"],
     # What is masked.
     "word": ["--masking", "word"],
     "ngram": ["--masking", "ngram"],

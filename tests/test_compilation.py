@@ -6,7 +6,6 @@ import torch
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.encoders.families import DROPOUTS, FAMILIES
-from hf_electra_rtd.pair.bigram import count_text
 from tests.conftest import VOCABULARY, pad_batch, tiny_config
 from tests.families_for_tests import tiny_family_config
 
@@ -24,7 +23,7 @@ PAIRS = [
     ({"objective": "mlm"}, None),
     (ELECTRIC, "padding"),
     ({"generator": "uniform"}, None),
-    ({"generator": "unigram"}, "documents"),
+    ({"generator": "uniform"}, "documents"),
     ({"sharing": "none", "freeze_generator": True, "disallow_correct": True, "temperature": 0.7}, None),
     ({"sharing": "all"}, None),
 ]
@@ -64,8 +63,6 @@ def check_steps(model, batches, precision=torch.float32):
 def test_steps_of_a_pair_are_one_graph(options, beside, blocks, tokenizer):
     sizes = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = ElectraForRTDPretraining(tiny_config(**sizes | options)).train()
-    if options.get("generator") == "unigram":
-        count_text(model, blocks[0], tokenizer)
     if beside == "checkpointing":
         # transformers 5.23 renamed it; 5.17 has only the old name
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()

@@ -226,7 +226,7 @@ def test_a_resumed_run_is_not_evaluated_at_its_start_and_takes_no_step_after_the
         ({"learning_rate": 1e-3}, r"learning_rate was 0\.01, now 0\.001"),
         ({"bias_correction": True}, "bias_correction was False, now True"),
         ({"generator_learning_rate": 1e-3}, "generator_learning_rate was None, now 0.001"),
-        ({"more": {"generator": "unigram"}}, "generator was masked_lm, now unigram"),
+        ({"more": {"generator": "uniform"}}, "generator was masked_lm, now uniform"),
         ({"optim": "adafactor"}, "optim was adamw_torch, now adafactor"),
         ({"max_grad_norm": 2.0}, r"max_grad_norm was 1\.0, now 2\.0"),
         ({"more": {"num_attention_heads": 4}}, r"discriminator\.num_attention_heads was 2, now 4"),

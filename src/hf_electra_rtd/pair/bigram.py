@@ -1,4 +1,4 @@
-"""What is counted in a training text: a yardstick for the discriminator, and the shares of the generator `unigram`.
+"""A yardstick for the discriminator that is counted in a training text.
 
 A discriminator with a lower AUC than the bigram does not read more than pairs of words yet.
 """
@@ -13,33 +13,12 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
-from hf_electra_rtd.data.tokenization import structural_ids
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.pair.generators import UnigramGenerator
 from hf_electra_rtd.pair.measures import Measure, Observation, exact_auc
 
 
 _MOST_TOKENS = 2**24  # that are counted, of sequences from all over the file
 _DISCOUNT = 0.75  # of Kneser-Ney smoothing, as usual
-
-
-def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
-    """Has the generator `unigram` of a pair count a text; other pairs stay as they are. `sequences` are [`Blocks`], or
-    a stream of them (its `counted`). Anything else, and no tokenizer, is a ValueError."""
-    sequences = sequences.counted if isinstance(sequences, SequenceStream) else sequences
-    if not isinstance(model.proposals, UnigramGenerator):
-        return
-    if not isinstance(sequences, Blocks):
-        raise ValueError(
-            f"generator={model.config.generator!r} counts prepared sequences, a BlockFile (hf-electra-rtd prepare), "
-            f"not a {type(sequences).__name__}."
-        )
-    if tokenizer is None:
-        raise ValueError(f"generator={model.config.generator!r} never proposes special tokens: pass processing_class.")
-    never = structural_ids(tokenizer)
-    shares = CountedBigram(sequences, model.config.discriminator_config.vocab_size).shares
-    shares[never] = 0.0
-    model.proposals.shares = torch.from_numpy(shares / shares.sum()).float().to(model.device)
 
 
 class CountedBigram(Measure):

@@ -53,7 +53,7 @@ SHARED_SIZES: dict[str, tuple[str, ...]] = {
     "all": (*_EMBEDDING_SIZES, *_ENCODER_SIZES),
     "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
 }
-GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram")
+GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower")
 # The kinds that have a network of ours: how many encoders. With one it is a stock model, which is exported; with two
 # it gives the probability of every token without having seen it.
 GENERATOR_ENCODERS = {"masked_lm": 1, "two_tower": 2}

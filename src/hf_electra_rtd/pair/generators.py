@@ -138,15 +138,11 @@ class UniformGenerator(Generator):
 
     measures: tuple[Measure, ...] = (GENERATOR_LOSS, SAMPLED_ACCURACY, REPLACED_SHARE)
 
-    def logits(self, device: torch.device) -> Tensor:
-        """The logit of each token, (V,), the same for all slots."""
-        return torch.zeros(self.config.discriminator_config.vocab_size, device=device)
-
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
         labels_BK = slots.labels
-        logits_V = self.logits(labels_BK.device)
+        logits_V = torch.zeros(self.config.discriminator_config.vocab_size, device=labels_BK.device)
         logits_BKV = logits_V.expand(*labels_BK.shape, -1)
         sampled_BK = None
         if sampling is not None and sampling.from_softmax:  # quick, as all slots share their chunks
@@ -159,25 +155,6 @@ class UniformGenerator(Generator):
         loss = LossSum(losses_BK.sum(), losses_BK, used.sum())
         predictions_BK = logits_V.argmax().expand_as(labels_BK)
         return MaskedPrediction(loss, predictions_BK, sampled_BK, logits_BKV if output_logits else None)
-
-
-class UnigramGenerator(UniformGenerator):
-    """A token is as likely as it is frequent in the training text (paper, section 3.2), where each counts once more
-    than it occurs. [CLS], [SEP], [PAD] and [MASK], which are never masked, are never proposed. The shares are not
-    saved: each run counts its sequences anew, by `hf_electra_rtd.pair.bigram.count_text`."""
-
-    measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
-    shares: Tensor | None = None  # (V,)
-
-    def logits(self, device: torch.device) -> Tensor:
-        vocab_size = self.config.discriminator_config.vocab_size
-        if self.shares is None or len(self.shares) != vocab_size:
-            raise ValueError(
-                f"generator={self.config.generator!r} has no counts of a text with {vocab_size} tokens. RTDTrainer "
-                "counts its training sequences; elsewhere, call hf_electra_rtd.pair.bigram.count_text first."
-            )
-        self.shares = self.shares.to(device)
-        return self.shares.log()
 
 
 def predict_slots(
@@ -248,6 +225,5 @@ GENERATORS: dict[str, type[Generator]] = {
     "masked_lm": MaskedLMGenerator,
     "uniform": UniformGenerator,
     "two_tower": TwoTowerGenerator,
-    "unigram": UnigramGenerator,
 }
 assert tuple(GENERATORS) == GENERATOR_NAMES

@@ -25,7 +25,6 @@ from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.words import SENTENCE_ENDS, join_words, shown_tokens, words_of
-from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.measures import observe
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -282,7 +281,6 @@ def print_summary(
     detects = config.traits.predicts == "replaced"
     if detects and held_out is not None:
         model = ElectraForRTDPretraining.from_pretrained(output_dir, dtype="float32")
-        count_text(model, stream, collator.tokenizer)
         _print_findings(model, record.metrics, held_out, collator, console)
         metrics.pop("bigram", None)  # it stands there
     speed = record.tokens / max(record.train_seconds, 1e-9)

@@ -17,7 +17,6 @@ from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.sequences import describe_text
-from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training import console, meters
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
@@ -64,7 +63,6 @@ def dry_run(
 
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            count_text(model, stream, collator.tokenizer)
             console.print_samples(model, collator, stream.__getitems__(range(min(2, len(stream)))), screen)
             seconds, states = (0.0, 0) if memory is not None else _time_steps(model, args, stream, collator)
     except torch.OutOfMemoryError:

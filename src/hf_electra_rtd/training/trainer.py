@@ -37,7 +37,6 @@ from hf_electra_rtd.base.records import (
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
 from hf_electra_rtd.ops import num_masked
-from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish as publishing
@@ -277,8 +276,6 @@ class RTDTrainer(OriginalTrainer):
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
-        if train_dataset is not None:
-            count_text(model, train_dataset, tokenizer)
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
             meters.set_yardstick(model, self.train_dataset, self.eval_dataset)

@@ -140,8 +140,8 @@ def continued_recipe(name: str) -> dict[str, Any]:
 
 def of_length(recipe: Mapping[str, Any], max_steps: int | None, num_train_epochs: float | None) -> dict[str, Any]:
     """A recipe for a run of another length. Of `max_steps`: at least ten logs and five evaluations, and a warm-up of a
-    tenth at most. A length in epochs replaces that in steps; its steps are not known yet, so warm-up and evaluations are
-    shares of the run. None is not given."""
+    tenth at most. A length in epochs replaces that in steps; its steps are not known yet, so warm-up and
+    evaluations are shares of the run. None is not given."""
     recipe = dict(recipe)
     if max_steps is not None and max_steps > 0:
         for name, share in (("logging_steps", 10), ("eval_steps", 5), ("warmup_steps", 10)):

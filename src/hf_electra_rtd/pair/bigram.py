@@ -6,13 +6,12 @@ A discriminator with a lower AUC than the bigram does not read more than pairs o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.data.blocks import Blocks
 from hf_electra_rtd.ops import IGNORED
 from hf_electra_rtd.pair.measures import Measure, Observation, exact_auc
 

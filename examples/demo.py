@@ -153,9 +153,7 @@ def main(argv: list[str]) -> None:
     try:
         import gradio
     except ImportError:
-        raise ValueError(
-            "gradio is not installed. Install the extra `demo`: pip install -e '.[demo]'."
-        ) from None
+        raise ValueError("gradio is not installed. Install the extra `demo`: pip install -e '.[demo]'.") from None
     demo = make_demo(arguments)
     # The themes that are not the Base one fetch fonts.
     options: dict[str, Any] = {"theme": gradio.themes.Base(), "css": _CSS, "footer_links": [], "ssr_mode": False}

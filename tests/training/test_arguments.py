@@ -27,6 +27,11 @@ def test_a_short_run_is_logged_evaluated_and_warmed_up_in_proportion():
     assert RTDTrainingArguments.from_size("tiny", "out", use_cpu=True, max_steps=200, eval_steps=7).eval_steps == 7
 
 
+def test_noise_on_the_embeddings_of_one_network_alone_is_refused():
+    with pytest.raises(ValueError, match="neftune_noise_alpha"):
+        RTDTrainingArguments("out", use_cpu=True, neftune_noise_alpha=5.0)
+
+
 def test_optimizers_of_transformers_have_one_rate_and_the_generators_own_is_told_to_change_nothing(caplog):
     RTDTrainingArguments.from_size("mini", "out", use_cpu=True)
     assert not caplog.text

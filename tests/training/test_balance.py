@@ -144,10 +144,9 @@ def test_a_balance_of_one_network_that_learns_changes_nothing_and_is_told(tmp_pa
 
 
 def test_what_needs_a_tokenizer_is_refused_without_one(tmp_path, blocks):
-    for kind in ("two_tower",):
-        pair = ElectraForRTDPretraining(tiny_config(generator=kind))
-        with pytest.raises(ValueError, match=f"generator='{kind}' .* special tokens.*: pass processing_class"):
-            RTDTrainer(pair, arguments(tmp_path), blocks[0], data_collator=lambda rows: {})
+    pair = ElectraForRTDPretraining(tiny_config(generator="two_tower"))
+    with pytest.raises(ValueError, match=r"generator='two_tower' .* special tokens.*: pass processing_class"):
+        RTDTrainer(pair, arguments(tmp_path), blocks[0], data_collator=lambda rows: {})
 
 
 @pytest.mark.parametrize("bf16", [False, True])

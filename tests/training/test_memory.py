@@ -37,7 +37,7 @@ def test_the_largest_batch_is_that_of_a_search_one_by_one():
 
 PAIRS = {
     **{kind: {"discriminator_config": tiny_family_config(kind)} for kind in FAMILY_NAMES},
-    **{name: {"generator": name} for name in ("uniform",)},
+    "uniform": {"generator": "uniform"},
     "electric": {"objective": "electric", "generator": "two_tower"},
     **{name: {"objective": name} for name in ("mlm", "all_tokens_mlm", "replace_mlm")},
     "gdes": {"sharing": "gdes"},

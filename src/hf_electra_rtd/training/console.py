@@ -269,7 +269,6 @@ def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreT
 def print_summary(
     record: PretrainingRecord,
     output_dir: str,
-    stream: SequenceStream,
     held_out: SequenceStream | None,
     collator: DataCollatorForRTD,
 ) -> None:

@@ -227,7 +227,7 @@ def main(
         record = trainer.save_run()
         if not trainer.is_world_process_zero():
             return 0
-        console.print_summary(record, str(directory), stream, evaluated, collator)
+        console.print_summary(record, str(directory), evaluated, collator)
         return int(any(outcome.error is not None for outcome in trainer.published))
 
 

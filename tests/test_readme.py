@@ -64,7 +64,7 @@ TABLES = {  # path: header and line
     "glue/CoLA/*.tsv": ("", "gj04\t{label}\t\t{a}\n"),
     "glue/STS-B/*.tsv": ("sentence1\tsentence2\tscore\n", "{a}\t{other}\t{label}\n"),
     "glue/SST-2/*.tsv": ("sentence\tlabel\n", "{a}\t{label}\n"),
-    "*.csv": ("review,mood\n", "{a},{label}\n"),
+    "*.csv": ("review,mood,text,label\n", "{a},{label},{a},{label}\n"),
     "pairs.tsv": ("text\tright\n", "{a}\t{other}\n"),
     "letters.txt": ("", "{a}\n{other}\n"),
     "blimp/pairs.jsonl": ("", '{{"sentence_good": "{a}", "sentence_bad": "{other}"}}\n'),

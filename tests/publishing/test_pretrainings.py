@@ -31,6 +31,7 @@ OTHER_FILE = [{"name": "novels.txt", "sha256": "1" * 64, "weight": 1.0}]
     [
         ({}, ["rtd"]),
         ({"training": {"logging_steps": 7, "output_dir": "elsewhere"}}, ["rtd"]),
+        ({"model": {"document_attention": False}}, ["rtd"]),  # which the others do not have
         ({"training": {"learning_rate": 0.001}}, ["rtd (learning_rate 0.0005)", "rtd (learning_rate 0.001)"]),
         ({"model": {"sharing": "none"}}, ["rtd (sharing embeddings)", "rtd (sharing none)"]),
         ({"objective": "electric"}, ["rtd", "electric"]),

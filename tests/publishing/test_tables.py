@@ -81,6 +81,13 @@ def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_di
     assert second.model.replace(difference, "") != first.model != second.model
 
 
+def test_a_flag_that_a_record_does_not_have_is_the_same_as_one_that_is_off():
+    without = {name: value for name, value in FIRST.arguments.items() if name != "bias_correction"}
+    assert FIRST.arguments["bias_correction"] is False
+    (row,) = summarize([FIRST, evaluation_record("rte", 43, 0.6, arguments=without)])
+    assert row.main == [0.5, 0.6]
+
+
 EXAMPLES = {"reports": {"dev": {"data": "1" * 64}}}
 
 

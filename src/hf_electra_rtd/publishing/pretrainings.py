@@ -103,7 +103,7 @@ def _seed(record: PretrainingRecord) -> int:
 
 
 def _settings(record: PretrainingRecord) -> dict[str, str]:
-    """What decides a run's result beside its seed, as it would be typed; empty where it is not set."""
+    """What decides a run's result beside its seed, as it would be typed: what is set, and not off."""
     flags = record.arguments.get("model", {})
     training = record.arguments["training"]
     settings = {**pretraining_settings(record), **{name: flags.get(name) for name in _STARTS}}
@@ -116,12 +116,8 @@ def _settings(record: PretrainingRecord) -> dict[str, str]:
     texts = [_text(header) for header in record.data.values()]
     settings["data"] = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]
     settings["tokenizer"] = str(next(iter(record.data.values()), {}).get("tokenizer_hash"))[:HASH_DIGITS]
-    return {name: _typed(value) for name, value in settings.items() if name not in _LEFT_OUT}
-
-
-def _typed(value: Any) -> str:
-    """As `typed`; what is off is not set, as in older records, and 100.0 is 100."""
-    return "" if value is False else f"{value:.9g}" if isinstance(value, float) else typed(value)
+    words = {name: typed(value) for name, value in settings.items() if name not in _LEFT_OUT}
+    return {name: word for name, word in words.items() if word}
 
 
 def _text(header: Mapping[str, Any]) -> Any:

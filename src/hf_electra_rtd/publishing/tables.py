@@ -180,9 +180,11 @@ def _settings(record: EvaluationRecord) -> dict[str, str]:
 
 
 def typed(value: Any) -> str:
-    """A setting as it would be typed; empty where it is not set."""
-    if value in (None, -1):  # `max_steps` -1: as many as the epochs have
+    """A setting as it would be typed; empty where it is not set or off, as a flag is that older records don't have."""
+    if value is None or value is False or value == -1:  # `max_steps` -1: as many as the epochs have
         return ""
+    if isinstance(value, float):  # 100.0 is 100
+        return f"{value:.9g}"
     if isinstance(value, dict):
         value = [f"{name}={item}" for name, item in value.items()]
     if isinstance(value, list):

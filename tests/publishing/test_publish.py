@@ -123,6 +123,8 @@ def test_evaluations_are_of_this_model(runs, hub):
     likelihood.main([*judged, "--output_dir", str(runs / "judged")])
     with pytest.raises(ValueError, match="pairs"):
         send(runs / "run", "--evaluations", str(runs / "judged"))
+    with pytest.raises(ValueError, match="judged holds no fine-tuned model"):
+        send(runs / "judged")
     assert hub.requests == []
     assert send(runs / "run", "--evaluations", tuned, "--compared", halfway) == 0
     with_results = [
@@ -217,6 +219,7 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "trunk"),
         (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"run_record\.json"),
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models"),
+        (["--run", "{run}/..", "--hub_model_id", PREFIX], r"Name one of \S+/adapted, \S+/halfway, \S+/tuned\."),
         (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors"),
         (["--run", "{run}/cut", "--hub_model_id", PREFIX], r"generator/model\.safetensors"),
         (["--run", "{run}/discriminator", "--hub_model_id", PREFIX], "ElectraForPreTraining"),

@@ -205,9 +205,12 @@ def fine_tuned_repositories(
 ) -> list[Repository]:
     """The repositories of fine-tuned models or adapters: for each task below an `output_dir` the model that was kept,
     of the best seed."""
+    directory = Path(directory).resolve()
     tasks: dict[Path, dict[Path, EvaluationRecord]] = defaultdict(dict)
-    for path in EvaluationRecord.find(Path(directory).resolve(), 2):
-        tasks[path.parent.parent][path.parent] = EvaluationRecord.load(path)
+    for path in EvaluationRecord.find(directory, 2):
+        record = EvaluationRecord.load(path)
+        if record.kind != "pairs":  # of `score`, which trains no model
+            tasks[path.parent.parent][path.parent] = record
     repositories = []
     for task, runs in tasks.items():
         kept = [path for path in runs if (path / "model").exists()]
@@ -231,7 +234,9 @@ def fine_tuned_repositories(
         first = min(record.started for record in records)
         repositories.append(_repository(Repository(repo_id, {}, first), best / "model", text, more))
     if not repositories:
-        raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
+        below = sorted({str(path.parents[2]) for path in directory.glob(f"*/*/*/{EvaluationRecord.FILE}")})
+        remedy = f"Name one of {', '.join(below)}." if below else "Fine-tune with --keep_models best."
+        raise ValueError(f"{directory} holds no fine-tuned model. {remedy}")
     return repositories
 
 

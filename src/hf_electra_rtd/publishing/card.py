@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -120,25 +119,11 @@ _PAPER = {
 _SOURCES = ("continue_from", "generator", "discriminator")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
 _DETECTS = ("bare", "detector", "labels")  # kinds, see `kind_of`
-# Training arguments that the command of a card has.
-_FLAGS = (
-    *_SETTINGS,
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "checkpoint_fractions",
-    "data_seed",
-    "shuffle_window",
-    "lr_scheduler_kwargs",
-    "optim_args",
-    "neftune_noise_alpha",
-)
 _NO_SETTINGS = ("labels", "metrics", "lora")  # of a fine-tuning
-_NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")
-# Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
-_BUNDLED = {
+# The license of the bundled corpus, by the SHA-256 of its text (`data.text.scan`).
+_LICENSES = {
     "86e2c05c1b1a744a2bedfedd6c34acbc0b5cd5eeb610177915b133e35fd93e34": (
-        "examples/data/eltec_eng_excerpts.txt.gz",
-        "CC BY 4.0: excerpts of the English Novel Corpus (ELTeC-eng), collected by Lou Burnard, COST Action CA16204",
+        "CC BY 4.0: excerpts of the English Novel Corpus (ELTeC-eng), collected by Lou Burnard, COST Action CA16204"
     )
 }
 
@@ -245,7 +230,6 @@ def pretraining_card(
         settings=_settings(record, reference),
         reference=f"ELECTRA-{reference.capitalize()}" if is_electra else None,
         license_of_text=_license_of_text(record),
-        command=_command(record),
         their_tokens=recipe["per_device_train_batch_size"] * recipe["max_steps"] * recipe["max_seq_length"],
     )
 
@@ -582,24 +566,8 @@ def _license_of_text(record: PretrainingRecord) -> str:
     if stated:
         return str(stated)
     sources = record.data.get("train", {}).get("sources", [])
-    licenses = [_BUNDLED.get(source.get("sha256"), ("", "not stated"))[1] for source in sources]
+    licenses = [_LICENSES.get(source.get("sha256"), "not stated") for source in sources]
     return "; ".join(dict.fromkeys(licenses)) or "not stated"
-
-
-def _command(record: PretrainingRecord) -> str:
-    """What repeats a run from a clone: the command with every flag that matters, those of a YAML file among them."""
-    if not record.command.startswith((f"{PACKAGE} pretrain ", "pretrain.py ")):  # the script is the same
-        return record.command
-    training = record.arguments["training"]
-    flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}
-    flags |= {name: training[name] for name in _FLAGS if name in training}
-    flags["exact_loss_normalization"] = training.get("exact_loss_normalization") or None
-    if flags.get("continue_from"):
-        del flags["size"]  # it follows from the networks
-    sources = record.data.get("train", {}).get("sources", [])
-    places = {source["name"]: _BUNDLED[source["sha256"]][0] for source in sources if source.get("sha256") in _BUNDLED}
-    shown = {name: value for name, value in flags.items() if value not in ("", []) and name not in _NO_FLAGS}
-    return shlex.join([PACKAGE, "pretrain", *(places.get(word, word) for word in flag_words(shown))])
 
 
 def flag_words(values: Mapping[str, Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ class DataArguments:
         [],
         "Text (.txt, .jsonl, .parquet; .gz, .zst): files, directories, globs, each with options behind it "
         "('news/*.jsonl,text_column=body,weight=2'); a saved dataset's directory; or one prepared block file or "
-        "directory of shards (a local path, hf://datasets/ORG/NAME/path, s3://...).",
+        "directory of shards.",
     )
     train_datasets: list[str] = flag(
         [],

@@ -184,7 +184,6 @@ class Blocks(Dataset):
 
     path: str
     header: BlockHeader
-    shard_rows: np.ndarray  # sequences of each shard, int64 (S,); a single file is one shard
 
     def __len__(self) -> int:
         return self.header.num_sequences
@@ -199,15 +198,6 @@ class Blocks(Dataset):
     def read(self, indices: np.ndarray) -> SequenceBatch:
         """The sequences at an int64 array (B,) of indices."""
         raise NotImplementedError
-
-    # ---- Shards, of which a single file is one ----
-
-    def part(self, shards: Sequence[int]) -> "Blocks":
-        """The sequences of some shards."""
-        return self
-
-    def expect(self, shards: Sequence[int]) -> None:
-        """Says which shards are read next, in this order, so that they can be fetched."""
 
 
 class BlockFile(Blocks):
@@ -229,7 +219,6 @@ class BlockFile(Blocks):
             self._bits = content[end : end + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
             self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
         self.header = header
-        self.shard_rows = np.array([header.num_sequences])
         is_altered = verify and hashlib.sha256(content.data).hexdigest() != header.sha256
         if is_altered or sha256 not in (None, header.sha256):
             raise ValueError(f"{self.path} was altered after it was written. {_REMEDY}")
@@ -268,9 +257,8 @@ class SequenceStream(Dataset):
     """`num_positions` sequences (by default one epoch) in the order of training.
 
     `sequences` are [`Blocks`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation that
-    depends on the seed and the epoch alone; `shuffle=False` keeps the order of the dataset. With `shuffle_window`,
-    shards are drawn in a random order, and sequences shuffled within each window of so many shards. Positions are
-    counted from `first_position`. Raises ValueError for no sequence, and a window of more shards than there are.
+    depends on the seed and the epoch alone; `shuffle=False` keeps the order of the dataset. Positions are counted from
+    `first_position`. Raises ValueError for no sequence.
     """
 
     def __init__(
@@ -280,26 +268,18 @@ class SequenceStream(Dataset):
         seed: int = 0,
         shuffle: bool = True,
         first_position: int = 0,
-        shuffle_window: int | None = None,
     ) -> None:
         if not len(sequences):
             raise ValueError("The dataset holds no sequence. Give more text, or shorter sequences.")
-        is_prepared = isinstance(sequences, Blocks)
         self.sequences = sequences
         self.num_positions = len(sequences) if num_positions is None else num_positions
         self.seed = seed
         self.shuffle = shuffle
         self.first_position = first_position
-        self.shuffle_window = shuffle_window or None
-        self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
-        if (shuffle_window or 1) > len(self._rows):
-            raise ValueError(f"shuffle_window={shuffle_window}: there are only {len(self._rows)} shards.")
-        self._window_size = (self.shuffle_window or len(self._rows)) if shuffle else 1  # in shards
-        self._windows_of: tuple[int, Any] | None = None  # an epoch
-        self._order_of: tuple[tuple[int, int], np.ndarray] | None = None  # an epoch and a window
+        self._order_of: tuple[int, np.ndarray] | None = None  # an epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_windows_of": None, "_order_of": None}  # workers compute what they need
+        return {**self.__dict__, "_order_of": None}  # workers compute what they need
 
     def __len__(self) -> int:
         return self.num_positions
@@ -312,16 +292,9 @@ class SequenceStream(Dataset):
         sequence_indices = self.sequence_indices(positions)
         stream_positions = positions + self.first_position
         if isinstance(self.sequences, Blocks):
-            if len(self._rows) > 1:
-                self.sequences.expect(self._shards_at(positions))
             return dataclasses.replace(self.sequences.read(sequence_indices), stream_positions=stream_positions)
         pairs = zip(sequence_indices.tolist(), stream_positions.tolist(), strict=True)
         return [{**self.sequences[index], "stream_position": position} for index, position in pairs]
-
-    @property
-    def counted(self) -> Any:
-        """The sequences that are counted before a run: all of them, or the first window."""
-        return self.sequences if self.shuffle_window is None else self.sequences.part(self._windows(0)[0][0].tolist())
 
     def sequence_indices(self, positions: np.ndarray) -> np.ndarray:
         """Index of the sequence at each position, int64 (B,)."""
@@ -330,49 +303,15 @@ class SequenceStream(Dataset):
             return places
         indices = np.empty_like(places)
         for epoch in sorted(set(epochs.tolist())):
-            ends = self._windows(epoch)[1]
-            windows = np.where(epochs == epoch, np.searchsorted(ends, places, side="right"), -1)
-            for window in sorted(set(windows[epochs == epoch].tolist())):
-                here = windows == window
-                indices[here] = self._order(epoch, window)[places[here] - (ends[window - 1] if window else 0)]
+            here = epochs == epoch
+            indices[here] = self._order(epoch)[places[here]]
         return indices
 
-    def _windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """The shards of each window of an epoch, and the place where each window ends."""
-        if self._windows_of is None or self._windows_of[0] != epoch:
-            shards = np.arange(len(self._rows))
-            if self.shuffle and self.shuffle_window:
-                shards = randomness.permutation(self.seed, epoch, len(shards))
-            firsts = np.arange(0, len(shards), self._window_size)
-            ends = np.add.reduceat(self._rows[shards], firsts).cumsum()
-            self._windows_of = (epoch, (np.split(shards, firsts[1:]), ends))
-        return self._windows_of[1]
-
-    def _order(self, epoch: int, window: int) -> np.ndarray:
-        """The sequences of a window in their order."""
-        if self._order_of is None or self._order_of[0] != (epoch, window):
-            if self.shuffle_window is None:
-                order = randomness.permutation(self.seed, epoch, len(self.sequences))
-            else:
-                firsts = self._rows.cumsum() - self._rows
-                of_shards = [firsts[shard] + np.arange(self._rows[shard]) for shard in self._windows(epoch)[0][window]]
-                rows = np.concatenate(of_shards)
-                order = rows[randomness.permutation(self.seed, epoch, len(rows), 1 + window)]
-            # Every worker keeps it for an epoch or window, so in half of the memory.
+    def _order(self, epoch: int) -> np.ndarray:
+        """The sequences of an epoch in their order."""
+        if self._order_of is None or self._order_of[0] != epoch:
+            order = randomness.permutation(self.seed, epoch, len(self.sequences))
+            # Every worker keeps it for an epoch, so in half of the memory.
             order = order.astype(np.uint32) if len(self.sequences) <= 2**32 else order
-            self._order_of = ((epoch, window), order)
+            self._order_of = (epoch, order)
         return self._order_of[1]
-
-    def _shards_at(self, positions: np.ndarray) -> list[int]:
-        """The shards of the windows that hold some positions, and those of the window after them."""
-        shards: dict[int, None] = {}  # in their order
-        for position in (int(positions.min()), int(positions.max())):
-            epoch, place = divmod(position, len(self.sequences))
-            windows, ends = self._windows(epoch)
-            number = int(np.searchsorted(ends, place, side="right"))
-            shards |= dict.fromkeys(windows[number].tolist())
-            end = epoch * len(self.sequences) + int(ends[number])
-        if end < len(self):
-            after = self._windows(end // len(self.sequences))[0][(number + 1) % len(windows)]
-            shards |= dict.fromkeys(after.tolist())
-        return list(shards)

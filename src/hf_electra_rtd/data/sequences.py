@@ -93,12 +93,10 @@ def get_sequences(
     tokenizer: PreTrainedTokenizerBase,
     trained_on: str | None = None,
     called: str = "Training",
-    cache_dir: str | None = None,
 ) -> tuple[Blocks, Blocks | None]:
     """The training and the held-out sequences, prepared from text, or of block files. The main process prepares, and
     verifies what is there. `trained_on` is the hash of the training sequences of a run that is resumed; the log says
-    what they are `called`; copies of remote shards go to `cache_dir`. Raises ValueError for files that cannot be
-    used."""
+    what they are `called`. Raises ValueError for files that cannot be used."""
     is_main = arguments.process_index == 0
     share = 0.0 if data.held_out_files else data.held_out_share
 
@@ -109,7 +107,7 @@ def get_sequences(
                 raise ValueError(f"Name one block file alone, not {len(sources)} sources.")
             if share:
                 logger.warning("Prepared blocks are not split, so nothing is held out. Name --held_out_files.")
-            file = open_blocks(sources[0].place, verify=is_main, cache_dir=cache_dir)
+            file = open_blocks(sources[0].place, verify=is_main)
             found = file.header.max_seq_length
             if file.header.tokenizer_hash != tokenizer_hash(tokenizer):
                 raise ValueError(f"{file.path} was made with another tokenizer. Name that one (--tokenizer).")

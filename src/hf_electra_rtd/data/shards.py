@@ -1,17 +1,8 @@
-"""Prepared sequences in shards: a directory of block files of bounded size with an index, read as one file.
+"""Prepared sequences in shards: a directory of block files of bounded size with an index, read as one file."""
 
-The directory may lie on this machine or anywhere that fsspec knows. From elsewhere, shards are copied to this machine
-when they are read (fsspec's `filecache`).
-"""
-
-import dataclasses
 import hashlib
 import json
-import logging
 import os
-import re
-import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,14 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
-from filelock import FileLock
-from huggingface_hub.constants import HF_HOME
 from huggingface_hub.dataclasses import strict
-from rich.filesize import decimal as format_bytes
 
-from hf_electra_rtd.base.files import naming, reading, write_text, writing
+from hf_electra_rtd.base.files import reading, write_text, writing
 from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.data.blocks import (
     BLOCK_SUFFIX,
@@ -40,14 +27,10 @@ from hf_electra_rtd.data.blocks import (
 from hf_electra_rtd.data.packing import PackedSequence
 
 
-logger = logging.getLogger(__name__)
-
 INDEX_FILE = "index.json"
 SHARD_SIZE = 512 * 10**6
-CACHE_DIRECTORY = os.path.join(HF_HOME, "rtd-shards")
 _MOST_OPEN = 300  # shards; a process has often 1,024 file descriptors
 _REMEDY = "Copy the whole directory again, or prepare the text again."
-_NETWORK = "Check the address, the network, your rights there, and the room in cache_dir."
 _LARGEST_TOKEN = 8  # bytes, at most
 _LARGEST_ROW = 64  # bytes of what else a sequence has, at most
 
@@ -134,169 +117,70 @@ def write_index(directory: str | os.PathLike[str], files: Sequence[Path], **desc
         Shard(file.name, os.path.getsize(file), header.sha256, header.num_sequences, header.num_tokens)
         for file, header in zip(files, headers, strict=True)
     ]
-    whole = BlockHeader(**{**vars(headers[0]), **_sums(shards), **described})
+    sums = {
+        "num_sequences": sum(shard.num_sequences for shard in shards),
+        "num_tokens": sum(shard.num_tokens for shard in shards),
+        "sha256": hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest(),
+    }
+    whole = BlockHeader(**{**vars(headers[0]), **sums, **described})
     content = {"header": vars(whole), "shards": [vars(shard) for shard in shards]}
     write_text(Path(directory, INDEX_FILE), json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return whole
 
 
-def _sums(shards: Sequence[Shard]) -> dict[str, Any]:
-    """What the header of all says that follows from its shards."""
-    return {
-        "num_sequences": sum(shard.num_sequences for shard in shards),
-        "num_tokens": sum(shard.num_tokens for shard in shards),
-        "sha256": hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest(),
-    }
-
-
 # ---- Reading ----
 
 
-def open_blocks(
-    path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None, cache_dir: str | None = None
-) -> Blocks:
-    """A block file, or the directory of an index, which may be an address: `hf://datasets/ORG/NAME/path`, `s3://...`.
-
-    `verify` reads all of it and compares its hashes; of shards that lie elsewhere it compares the sizes, and each is
-    verified when a process first opens its copy. Copies go to `cache_dir`, by default beside the cache of the Hub, and
-    stay there. Raises ValueError for what is missing, cut off, altered or cannot be reached, or does not have the hash
-    `sha256`.
-    """
-    place = os.fspath(path)
-    if "://" in place or os.path.isdir(place):
-        return ShardedBlocks(place, verify, sha256, cache_dir)
-    return BlockFile(place, verify, sha256)
+def open_blocks(path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> Blocks:
+    """A block file, or the directory of an index. `verify` reads all of it and compares its hashes. Raises ValueError
+    for what is missing, cut off or altered, or does not have the hash `sha256`."""
+    if os.path.isdir(path):
+        return ShardedBlocks(os.fspath(path), verify, sha256)
+    return BlockFile(path, verify, sha256)
 
 
 class ShardedBlocks(Blocks):
     """A directory of shards with its index, see [`open_blocks`]. Shards are opened when they are read."""
 
-    def __init__(self, path: str, verify: bool, sha256: str | None, cache_dir: str | None = None) -> None:
+    def __init__(self, path: str, verify: bool, sha256: str | None) -> None:
         self.path = path
-        self._cache = Path(cache_dir or CACHE_DIRECTORY) if "://" in path else None  # None: it lies on this machine
-        self._verified: set[str] = set()  # hashes of copies
-        index = f"{path.rstrip('/')}/{INDEX_FILE}"
+        index = os.path.join(path, INDEX_FILE)
         with reading(index, f"Name a directory of prepared shards, or copy its {INDEX_FILE} again."):
-            with fsspec.open(index) as file:
-                content = json.load(file)
+            content = json.loads(Path(index).read_text(encoding="utf-8"))
             self.header = BlockHeader(**content["header"])
             self._shards = [Shard(**shard) for shard in content["shards"]]
-            # A hash is the name of a directory in the cache.
-            if not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards):
-                raise ValueError("the hash of a shard is no SHA-256")
         if sha256 not in (None, self.header.sha256):
             raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
-        if self._cache is None or verify:
-            self._check_sizes()
-        if self._cache is not None and verify:
-            self._warn_of_little_room(self._cache)
-        elif verify:
+        for shard in self._shards:
+            file = self._name(shard)
+            if not os.path.isfile(file):
+                raise ValueError(f"{file} is missing. {_REMEDY}")
+            size = os.path.getsize(file)
+            if size != shard.size:
+                raise ValueError(f"{file} has {size:,} bytes, not {shard.size:,}. {_REMEDY}")
+        if verify:
             with ThreadPoolExecutor(count_cores()) as threads:  # hashing holds no lock of Python
                 list(threads.map(lambda shard: BlockFile(self._name(shard), True, shard.sha256), self._shards))
-        self._begin()
+        self._rows = np.array([shard.num_sequences for shard in self._shards])
+        self._ends = self._rows.cumsum()
+        self._open: dict[int, BlockFile] = {}  # the last read one last
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_copying": None}  # a copy opens its own shards
-
-    def _begin(self) -> None:
-        self.shard_rows = np.array([shard.num_sequences for shard in self._shards])
-        self._ends = self.shard_rows.cumsum()
-        self._open: dict[int, BlockFile] = {}  # the last read one last
-        self._expected: list[int] = []
-        self._copying: threading.Thread | None = None
+        return {**self.__dict__, "_open": {}}  # a copy opens its own shards
 
     def _name(self, shard: Shard) -> str:
-        return f"{self.path.rstrip('/')}/{shard.name}"
-
-    def _check_sizes(self) -> None:
-        """Raises ValueError for a shard that is missing or has another size than in the index."""
-        with reading(self.path, _NETWORK):
-            system, root = fsspec.core.url_to_fs(self.path)
-            root = root.rstrip("/")
-            sizes = {path[len(root) + 1 :]: about["size"] for path, about in system.find(root, detail=True).items()}
-        for shard in self._shards:
-            size = sizes.get(shard.name)
-            if size is None:
-                raise ValueError(f"{self._name(shard)} is missing. {_REMEDY}")
-            if size != shard.size:
-                raise ValueError(f"{self._name(shard)} has {size:,} bytes, not {shard.size:,}. {_REMEDY}")
+        return os.path.join(self.path, shard.name)
 
     def _get(self, number: int) -> BlockFile:
         """An open shard."""
         file = self._open.pop(number, None)
         if file is None:
             shard = self._shards[number]
-            if self._cache is None:
-                file = BlockFile(self._name(shard), sha256=shard.sha256)
-            else:
-                file = self._open_copy(shard, self._cache)
+            file = BlockFile(self._name(shard), sha256=shard.sha256)
         self._open[number] = file
         if len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
         return file
-
-    # ---- From elsewhere ----
-
-    def _warn_of_little_room(self, cache: Path) -> None:
-        with naming(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-        missing = sum(shard.size for shard in self._shards if not (cache / shard.sha256).exists())
-        free = shutil.disk_usage(cache).free
-        if missing > free:
-            logger.warning(
-                f"The shards of {self.path} that are still to be copied have {format_bytes(missing)}, and "
-                f"{format_bytes(free)} are free in {cache}. A run that reads them all stops when the disk is full."
-            )
-
-    def _copy(self, shard: Shard, cache: Path) -> str:
-        """The path of a copy on this machine, which is made if there is none. Of several processes one makes it."""
-        # Each shard has a cache of its own: the list of a common one is no place where processes may write at once.
-        directory = cache / shard.sha256
-        options = {"cache_storage": str(directory), "expiry_time": False, "skip_instance_cache": True}
-        with naming(cache):
-            cache.mkdir(parents=True, exist_ok=True)
-        with reading(self._name(shard), _NETWORK), FileLock(f"{directory}.lock"):
-            return str(fsspec.open_local(f"filecache::{self._name(shard)}", filecache=options))
-
-    def _open_copy(self, shard: Shard, cache: Path) -> BlockFile:
-        """Opens a copy. Raises ValueError if it is not the shard of the index; the copy is removed then."""
-        path = self._copy(shard, cache)
-        try:
-            file = BlockFile(path, shard.sha256 not in self._verified, shard.sha256)
-        except ValueError as error:  # which names the copy
-            shutil.rmtree(cache / shard.sha256, ignore_errors=True)
-            raise ValueError(str(error).replace(path, self._name(shard), 1)) from error
-        self._verified.add(shard.sha256)
-        return file
-
-    def expect(self, shards: Sequence[int]) -> None:
-        if self._cache is None or list(shards) == self._expected:
-            return
-        self._expected = list(shards)
-        if self._copying is None or not self._copying.is_alive():
-            self._copying = threading.Thread(target=self._copy_expected, args=[self._cache], daemon=True)
-            self._copying.start()
-
-    def _copy_expected(self, cache: Path) -> None:
-        """Copies ahead, in a thread, until everything that is expected by then is there."""
-        copied: set[int] = set()
-        while missing := [shard for shard in self._expected if shard not in copied]:
-            try:
-                self._copy(self._shards[missing[0]], cache)
-            except Exception as error:
-                logger.warning(f"{error} It is tried again when the shard is read.")
-                return
-            copied.add(missing[0])
-
-    # ---- As one file ----
-
-    def part(self, shards: Sequence[int]) -> "ShardedBlocks":
-        part = object.__new__(ShardedBlocks)
-        part.__dict__ |= self.__dict__
-        part._shards = [self._shards[shard] for shard in shards]
-        part.header = dataclasses.replace(self.header, **_sums(part._shards))
-        part._begin()
-        return part
 
     def read(self, indices: np.ndarray) -> SequenceBatch:
         shards = np.searchsorted(self._ends, indices, side="right")
@@ -305,7 +189,7 @@ class ShardedBlocks(Blocks):
         places = []
         for shard in numbers[np.argsort(firsts)].tolist():  # in the order in which they occur
             here = np.flatnonzero(shards == shard)
-            rows = indices[here] - (self._ends[shard] - self.shard_rows[shard])
+            rows = indices[here] - (self._ends[shard] - self._rows[shard])
             parts.append(vars(self._get(shard).read(rows)))
             places.append(here)
         back = np.argsort(np.concatenate(places))

@@ -46,8 +46,8 @@ _CONVERT: dict[str, Callable[[str], Any]] = {"weight": float, "streaming": {"tru
 class Source:
     """A text file, prepared blocks or a dataset, and how it is read."""
 
-    # A file; a directory of shards, or its address; the id of a dataset on the Hub, or a directory that `load_dataset`
-    # or `load_from_disk` reads.
+    # A file; a directory of shards; the id of a dataset on the Hub, or a directory that `load_dataset` or
+    # `load_from_disk` reads.
     place: str
     is_dataset: bool = False
     config: str | None = None  # this, `split` and `revision` as in `load_dataset`
@@ -81,7 +81,7 @@ class Source:
 
     @property
     def is_prepared(self) -> bool:
-        is_sharded = "://" in self.place or os.path.isfile(os.path.join(self.place, INDEX_FILE))
+        is_sharded = os.path.isfile(os.path.join(self.place, INDEX_FILE))
         return self.place.endswith(BLOCK_SUFFIX) or (is_sharded and not self.is_dataset)
 
 
@@ -131,15 +131,13 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. An
-    address and a directory of shards stay as they are.
+    """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. A
+    directory of shards stays as it is.
 
     What is no file (FIFOs, devices, links that lead nowhere or back), in a directory files of other kinds, and what
     this program wrote is passed over with a warning. Raises ValueError if there is none, or one is neither text nor
     prepared, OSError for a directory that cannot be read.
     """
-    if "://" in pattern:
-        return [pattern]
     if os.path.isdir(pattern):
         if _holds_shards(os.listdir(pattern)):
             return [pattern]

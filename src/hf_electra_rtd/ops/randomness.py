@@ -37,8 +37,8 @@ def counter_uniforms(seed: int, purpose: int, positions: np.ndarray, count: int)
     return uniforms[:, :count]
 
 
-def permutation(seed: int, epoch: int, length: int, part: int = 0) -> np.ndarray:
-    """The order of `length` things in a part of an epoch: int64 (length,), 24 bytes each while it is computed."""
+def permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+    """The order of `length` things in an epoch: int64 (length,), 24 bytes each while it is computed."""
     key = np.array([seed, SHUFFLING], dtype=np.uint64)
-    bits = np.random.Philox(key=key, counter=[0, epoch, part, 0]).random_raw(length)
+    bits = np.random.Philox(key=key, counter=[0, epoch, 0, 0]).random_raw(length)
     return np.argsort(bits, kind="stable")

@@ -79,7 +79,7 @@ def begin_on_neighbours(
     Raises ValueError for networks of too few dimensions (see `check_room`).
     """
     check_room(model)
-    sequences = sequences.counted if isinstance(sequences, SequenceStream) else sequences
+    sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
     tables = _tables(model)
     size = min((min(map(_embedding_size, tables)) - _POSITION_SIZE) // 2, _LARGEST)
     never = structural_ids(tokenizer)

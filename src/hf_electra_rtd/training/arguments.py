@@ -73,9 +73,6 @@ class RTDTrainingArguments(TrainingArguments):
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
     max_seq_length: int = flag(128, "Sequence length in tokens.", "[3, inf)")  # [CLS], a token, [SEP]
-    shuffle_window: int | None = flag(
-        None, "Number of shards among which sequences are shuffled. Default, and with 0: all.", "[0, inf)"
-    )
     mask_probability: float = flag(0.15, "Share of the tokens to mask.", "(0, 1)")
     masking: str = flag(
         "token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).", choices=MASKING

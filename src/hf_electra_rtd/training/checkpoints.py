@@ -132,7 +132,6 @@ def describe_run(
     return described | {
         "sequences": _identify(stream),
         "held_out": _identify(held_out),
-        "shuffle_window": stream.shuffle_window,
         "seed": stream.seed,
         "sequences_per_step": args.sequences_per_step,
         "mask_probability": args.mask_probability,

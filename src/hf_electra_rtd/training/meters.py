@@ -105,7 +105,7 @@ class Stopwatch:
 def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -> None:
     """Has the bigram of the training sequences measured beside a discriminator that detects. Only [`Blocks`] are
     counted, and only where something is held out."""
-    sequences = stream.counted if isinstance(stream, SequenceStream) else stream
+    sequences = stream.sequences if isinstance(stream, SequenceStream) else stream
     is_counted = model.config.traits.predicts == "replaced" and held_out is not None
     model.yardsticks = ()
     if is_counted and isinstance(sequences, Blocks):

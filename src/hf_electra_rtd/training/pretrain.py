@@ -73,7 +73,6 @@ class RunArguments:
     old_held_out_files: list[str] | None = flag(
         None, "With --continue_from: held-out text of the earlier training, to see what the networks forget."
     )
-    cache_dir: str | None = flag(None, "Local directory for copies of remote shards. Runs on one node can share it.")
 
 
 # Of flags of several dataclasses.
@@ -279,9 +278,8 @@ def _get_text(
     """The sequences that the flags name, prepared by the main process: to train on, held out, and held out of the text
     that the networks were trained on before. `before` describes the run of the checkpoint."""
     blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
-    cache_dir = run_args.cache_dir
     trained_on = None if before is None else before.get("sequences")
-    train, held_out = get_sequences(data_args, args, blocks, tokenizer, trained_on=trained_on, cache_dir=cache_dir)
+    train, held_out = get_sequences(data_args, args, blocks, tokenizer, trained_on=trained_on)
     if not run_args.old_held_out_files:
         return train, held_out, None
     if held_out is None:
@@ -294,7 +292,7 @@ def _get_text(
         held_out_share=0.0,
     )
     called = "Held-out old text"
-    old_held_out, _ = get_sequences(old, args, blocks / "old_held_out", tokenizer, called=called, cache_dir=cache_dir)
+    old_held_out, _ = get_sequences(old, args, blocks / "old_held_out", tokenizer, called=called)
     check_held_out(train, old_held_out)
     return train, held_out, old_held_out
 

@@ -82,7 +82,7 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
                 f"{args.num_train_epochs:g} epochs of {len(sequences)} sequences do not fill one step of {batch}. "
                 "Use more text, a smaller batch, more epochs, or max_steps."
             )
-    return SequenceStream(sequences, args.max_steps * batch, args.stream_seed, shuffle_window=args.shuffle_window)
+    return SequenceStream(sequences, args.max_steps * batch, args.stream_seed)
 
 
 def held_out_stream(sequences: Any) -> SequenceStream | None:

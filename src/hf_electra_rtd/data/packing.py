@@ -15,10 +15,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.tokenization import token_texts
+from hf_electra_rtd.data.units import SENTENCE_ENDS
 from hf_electra_rtd.ops import randomness
 
 
-SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "．", "।", "؟")
 CLOSING_MARKS = ('"', "'", "”", "’", "»", ")", "]", "」", "』", "）")
 
 # google-research/electra build_pretraining_dataset.py, `_create_example`.
@@ -170,7 +170,8 @@ class OriginalPacker:
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
         self.tokens = tokens
         self.max_seq_length = max_seq_length
-        self._random = np.random.Generator(np.random.Philox(key=np.array([seed, randomness.PACKING], dtype=np.uint64)))
+        self.seed = seed
+        self._num_sequences = 0
         self._lines: list[list[int]] = []
         self._num_pending = 0
         self._target = max_seq_length
@@ -189,14 +190,15 @@ class OriginalPacker:
     def finish(self) -> list[PackedSequence]:
         if not self._num_pending:
             return []
-        one_segment = self._random.random() < ONE_SEGMENT_SHARE
-        first_target = np.inf if one_segment else (self._target - 3) // 2
+        uniforms = randomness.counter_uniforms(self.seed, randomness.PACKING, np.array([self._num_sequences]), 4)
+        one_segment, overflow, shorter, length = uniforms[0].tolist()
+        first_target = np.inf if one_segment < ONE_SEGMENT_SHARE else (self._target - 3) // 2
         first: list[int] = []
         second: list[int] = []
         for line in self._lines:
             fits = len(first) + len(line) < first_target
             may_overflow = not second and len(first) < first_target
-            if not first or fits or (may_overflow and self._random.random() < 0.5):
+            if not first or fits or (may_overflow and overflow < 0.5):
                 first.extend(line)
             else:
                 second.extend(line)
@@ -205,8 +207,9 @@ class OriginalPacker:
         self._lines = []
         self._num_pending = 0
         self._target = self.max_seq_length
-        if self._random.random() < SHORT_SHARE:
-            self._target = int(self._random.integers(SHORTEST, self.max_seq_length, endpoint=True))
+        self._num_sequences += 1
+        if shorter < SHORT_SHARE:
+            self._target = SHORTEST + int(length * (self.max_seq_length - SHORTEST + 1))
 
         ids = [self.tokens.cls, *first, self.tokens.sep]
         second_segment = len(ids)

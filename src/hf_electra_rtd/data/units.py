@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 
+SENTENCE_ENDS = tuple(".!?…。！？．।؟")  # noqa: RUF001
 # What a piece of a long text may end with: sentences first, then clauses.
-_SENTENCE_ENDS = "。！？!?.;；؛…।؟۔\n"  # noqa: RUF001
+_PIECE_ENDS = (*SENTENCE_ENDS, *";；؛۔\n")  # noqa: RUF001
 _CLAUSE_ENDS = "，,、：:،"  # noqa: RUF001
 _HAN = "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # blocks of Unicode
 _ANY_HAN = re.compile(f"[{_HAN}]")
@@ -121,7 +122,7 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> 
             stop += 1
         window = range(stop - 1, first, -1)  # the last unit of the piece; not its first: pieces would be words
         ends = (next((at for at in window if text[units[at].stop - 1] in marks), None)
-                for marks in (_SENTENCE_ENDS, _CLAUSE_ENDS))  # fmt: skip
+                for marks in (_PIECE_ENDS, _CLAUSE_ENDS))  # fmt: skip
         last = next((end for end in ends if end is not None), stop - 1)
         pieces.append((begin, units[last].stop))
         first = last + 1

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data.packing import WORD_START
 from hf_electra_rtd.data.tokenization import continuing_prefix, get_backend, token_texts
+from hf_electra_rtd.data.units import SENTENCE_ENDS
 from hf_electra_rtd.data.units import is_word as is_word_of_letters
 from hf_electra_rtd.data.wordpiece import UNSPACED
 
@@ -23,7 +24,6 @@ from hf_electra_rtd.data.wordpiece import UNSPACED
 Segmenter = Callable[[str], Iterable[str]]  # the words of a line, in order; what it leaves out stands between words
 BY_TOKENIZER = "tokenizer"  # named where there is no segmenter
 _MARKS = ("▁", "Ġ")  # before a word, in SentencePiece and in byte-level BPE
-SENTENCE_ENDS = tuple(".!?\u3002\uff01\uff1f\u0964\u061f")  # also in Chinese, Hindi and Arabic
 _READABLE = range(4, 25)  # words of a sentence
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 

@@ -24,7 +24,8 @@ from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.words import SENTENCE_ENDS, join_words, shown_tokens, words_of
+from hf_electra_rtd.data.units import SENTENCE_ENDS
+from hf_electra_rtd.data.words import join_words, shown_tokens, words_of
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.measures import observe
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining

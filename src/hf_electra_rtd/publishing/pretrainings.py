@@ -34,7 +34,7 @@ COLUMNS = {
     "masked tokens right": "eval_discriminator_masked_accuracy",
     "all tokens right": "eval_discriminator_token_accuracy",
 }
-# Beside `pretraining_settings`: of the flags, of the training and of each network.
+# Beside `pretraining_settings`: of the flags and of each network.
 _STARTS = (
     "continue_from",
     "new_generator",
@@ -43,7 +43,6 @@ _STARTS = (
     "discriminator",
     "from_scratch",
 )
-_TRAINING = ("exact_loss_normalization", "lr_scheduler_kwargs", "optim_args", "neftune_noise_alpha")
 _SHAPE = (
     "model_type",
     "num_hidden_layers",
@@ -105,11 +104,8 @@ def _seed(record: PretrainingRecord) -> int:
 def _settings(record: PretrainingRecord) -> dict[str, str]:
     """What decides a run's result beside its seed, as it would be typed: what is set, and not off."""
     flags = record.arguments.get("model", {})
-    training = record.arguments["training"]
     settings = {**pretraining_settings(record), **{name: flags.get(name) for name in _STARTS}}
     settings["trained generator"] = flags.get("generator")
-    settings |= {name: training.get(name) for name in _TRAINING}
-    settings["disallow_correct"] = record.model.get("disallow_correct")
     for network in ("generator", "discriminator"):
         config = record.model.get(f"{network}_config") or {}
         settings |= {f"{network}'s {name}": config.get(name) for name in _SHAPE}

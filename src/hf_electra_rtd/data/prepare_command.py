@@ -31,7 +31,7 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
     directory = Path(arguments.output_dir)
     check_arguments(data, rules=DATA_RULES)
     if prepared := [source.name for source in data.sources() if source.is_prepared and arguments.executor is None]:
-        raise ValueError(f"{prepared[0]} is prepared already, or an address. Name text files, or train on it.")
+        raise ValueError(f"{prepared[0]} is prepared already. Name text files, or train on it.")
     if arguments.executor is not None:
         try:
             from hf_electra_rtd.data import distributed

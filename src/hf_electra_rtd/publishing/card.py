@@ -385,9 +385,7 @@ def _environment() -> Any:
 
     loader = PackageLoader("hf_electra_rtd.publishing")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {
-        "picture": CURVES_FILE,
-    }
+    environment.globals["picture"] = CURVES_FILE
     environment.filters |= {
         "number": _number,
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",

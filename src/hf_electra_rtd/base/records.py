@@ -331,6 +331,8 @@ def hub_id(name: str | None) -> str | None:
 def public_command(argv: Sequence[str]) -> str:
     """A command line as a record may hold it; see `public`. First the program: a path, or `hf-electra-rtd COMMAND`."""
     words = Path(argv[0]).name.split()
+    if words[0].endswith(".py"):
+        words.insert(0, "python")
     flag = ""
     for word in argv[1:]:
         if word.startswith("--"):

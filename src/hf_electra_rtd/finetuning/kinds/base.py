@@ -8,6 +8,7 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pyarrow.compute as pc
@@ -19,6 +20,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.files import hash_files
 from hf_electra_rtd.base.tasks import Task
+from hf_electra_rtd.data import units
 from hf_electra_rtd.data.tokenization import count_unknown, tokenizer_hash
 from hf_electra_rtd.finetuning.scores import score_labels
 from hf_electra_rtd.ops import IGNORED
@@ -77,11 +79,7 @@ class Kind(ABC):
             features = self.encode_batch(batch, indices, training)
             return {name: [feature[name] for feature in features] for name in types}
 
-        code = hash_files([inspect.getfile(type(self)), __file__])
-        lengths = (self.max_seq_length, self.doc_stride, self.max_query_length)
-        sample = dict(self.tokenizer("a b", "c d", return_offsets_mapping=True))  # how pairs are made, and offsets
-        tokenizer = [tokenizer_hash(self.tokenizer), *self.input_names, sample]
-        identity = [examples._fingerprint, tokenizer, dataclasses.asdict(self.task), lengths, training, code]
+        identity = [examples._fingerprint, self._identity, training]
         return examples.map(
             as_columns,
             batched=True,
@@ -90,6 +88,15 @@ class Kind(ABC):
             features=Features(types),
             new_fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
         )
+
+    @cached_property
+    def _identity(self) -> list[Any]:
+        """What decides the features beside examples and `training`."""
+        code = hash_files([inspect.getfile(type(self)), __file__, units.__file__])
+        lengths = (self.max_seq_length, self.doc_stride, self.max_query_length)
+        sample = dict(self.tokenizer("a b", "c d", return_offsets_mapping=True))  # how pairs are made, and offsets
+        tokenizer = [tokenizer_hash(self.tokenizer), *self.input_names, sample]
+        return [tokenizer, dataclasses.asdict(self.task), lengths, code]
 
     def count_unknown(self, features: Dataset) -> tuple[int, int]:
         """How many tokens of features are unknown to the vocabulary, and how many there are."""

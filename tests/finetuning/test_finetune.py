@@ -109,11 +109,17 @@ def test_what_is_missing_is_run_and_what_is_there_is_kept(copied, caplog):
     assert run_finetune(**flags, keep_models="none") == 0
     assert len(list(run.rglob("model"))) == 1  # nothing was trained, so nothing is deleted
     shutil.rmtree(run / "reviews/seed_43")
+    notes = run / "reviews/seed_42/model/notes.md"
+    notes.parent.mkdir(exist_ok=True)
+    for path in (notes, notes.with_name("config.json")):
+        path.touch()
     assert run_finetune(**flags, keep_models="none") == 0
     assert record_of(run).finished == first
     assert "already done" in caplog.text
     assert record_of(run, seed=43).seed == 43
-    assert not list(run.rglob("model"))
+    assert f"{notes} would be deleted" in caplog.text
+    assert list(run.rglob("model")) == [notes.parent]
+    shutil.rmtree(notes.parent)
     assert run_finetune(**flags) == 0
     assert "was not kept. Delete that directory" in caplog.text
 

@@ -57,6 +57,15 @@ def in_case_of(word: str, other: str) -> str:
     return other
 
 
+def replacement(text: str, word: str, tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
+    """What takes the place of a word of a text where another token is likelier, in the word's case. None where the
+    word stays: words of letters become words of letters, and in a text with Chinese, characters as many characters."""
+    right = str(tokenizer.decode([token])).strip()
+    is_alike = is_word(right) and is_han(right) == is_han(word) and (len(right) == len(word) or not is_han(word))
+    right = in_case_of(word, right)
+    return right if is_alike and may_change(text, word) and right != word else None
+
+
 def replace_parts(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
     """A text with other words in place of the characters from the first number to before the second."""
     for start, stop, word in sorted(changes, reverse=True):

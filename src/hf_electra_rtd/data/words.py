@@ -74,30 +74,27 @@ class WholeWords(NamedTuple):
     """Tokens that are words by themselves. V tokens of the vocabulary."""
 
     texts: list[str]  # of every token, without spaces around
-    is_word: np.ndarray  # bool (V,): letters alone
     continues: np.ndarray  # bool (V,): it goes on with a word, or has no mark of its beginning
-    ids: dict[tuple[str, bool], int]  # of a word, by its text and whether it continues
+    ids: dict[tuple[str, bool], int]  # of a word of letters, by its text and whether it continues
 
     def find(self, text: str, continues: bool) -> int | None:
         """The token of a word, in lower case if it is not there as it is written."""
         return self.ids.get((text, continues), self.ids.get((text.lower(), continues)))
 
 
-def whole_words(tokenizer: PreTrainedTokenizerBase, size: int) -> WholeWords:
-    """The words of a vocabulary of `size` tokens; it may be larger than the tokenizer's."""
+def whole_words(tokenizer: PreTrainedTokenizerBase) -> WholeWords:
+    """The words of a vocabulary."""
     every = list(range(len(tokenizer)))
     texts = [text.strip() for text in tokenizer.batch_decode([[index] for index in every])]
-    is_word, continues = np.zeros((2, size), dtype=bool)
     special = set(tokenizer.all_special_ids)
-    found = tokens_that_continue(tokenizer)
-    is_word[: len(every)] = [is_word_of_letters(text) and index not in special for index, text in enumerate(texts)]
-    if found is None:  # tokens of one kind go to the same places: with and without a space before them
-        found = np.array([not name.startswith(_MARKS) for name in tokenizer.convert_ids_to_tokens(every)])
-    continues[: len(found)] = found
+    continues = tokens_that_continue(tokenizer)
+    if continues is None:  # tokens of one kind go to the same places: with and without a space before them
+        continues = np.array([not name.startswith(_MARKS) for name in tokenizer.convert_ids_to_tokens(every)])
     ids: dict[tuple[str, bool], int] = {}
-    for index in np.flatnonzero(is_word).tolist():
-        ids.setdefault((texts[index], bool(continues[index])), index)
-    return WholeWords(texts, is_word, continues, ids)
+    for index, text in enumerate(texts):
+        if is_word_of_letters(text) and index not in special:
+            ids.setdefault((text, bool(continues[index])), index)
+    return WholeWords(texts, continues, ids)
 
 
 def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], before: str = " ") -> list[str]:

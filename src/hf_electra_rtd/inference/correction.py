@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
@@ -33,7 +32,7 @@ from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments
 from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
 from hf_electra_rtd.data.tokenization import check_known, count_unknown_in, load_tokenizer
-from hf_electra_rtd.data.units import find_units, in_case_of, is_han, may_change, replace_parts
+from hf_electra_rtd.data.units import find_units, in_case_of, replace_parts, replacement
 from hf_electra_rtd.data.words import whole_words
 from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_scores, read_pairs, score_correction
@@ -45,30 +44,17 @@ from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import identify
 
 
-_MOST_CHANGES = 10  # of one piece of a text
-
-
-class Change(NamedTuple):
-    """The characters `start` to `stop` of a text, and what should stand there."""
-
-    start: int
-    stop: int
-    right: str
-    gain: float  # log-probability of the right word less that of the wrong one
-
-
 class Corrector(TextJudge):
     """Corrects texts word by word; of Chinese, character by character.
 
         Corrector.from_pretrained("runs/corrector")("今天新情很好")
         # {"source": "今天新情很好", "target": "今天心情很好", "errors": [("新", "心", 2)]}
 
-    A word that is wrong with a probability above `threshold` may become the likeliest word of those that may stand in
-    its place. With a threshold of 0, the likeliest words decide alone, as when the model was scored in training. Of
-    all such changes of a piece of a text, the one that gains most over the word itself is made if its gain is above
-    `margin`, in logarithms of probabilities. Then the piece is read again, until nothing changes. A word is changed
-    once. Only words that are one token are changed, and only into others of one token. In texts with Chinese,
-    characters become as many characters, and other words stay; elsewhere words of letters become words of letters.
+    A word that is wrong with a probability above `threshold` gives way to the likeliest token in its place if that
+    gains more than `margin` over the word itself, in logarithms of probabilities. With 0 for both, texts become what
+    `predict` makes of them. Only words that are one token are changed, and only into others of one token. In texts
+    with Chinese, characters become as many characters, and other words stay; elsewhere words of letters become words
+    of letters.
 
     Args:
         model: what `finetune --task_kind correction` trained, or its graph; see `from_pretrained`.
@@ -90,9 +76,7 @@ class Corrector(TextJudge):
         self.threshold = threshold
         self.margin = margin
         self.confusions = confusions or Confusions({})
-        self._words = whole_words(tokenizer, model.config.vocab_size)
-        self._han = np.zeros(model.config.vocab_size, dtype=int)  # characters of a Chinese word; 0 of others
-        self._han[: len(tokenizer)] = [len(word) * is_han(word) for word in self._words.texts]
+        self._words = whole_words(tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -125,86 +109,47 @@ class Corrector(TextJudge):
         return {"target": target, "errors": [(wrong, right, at) for at, wrong, right in errors]}
 
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
-        errors = [list[tuple[Any, ...]]() for _ in pieces]
-        texts = list(pieces)
-        active = list(range(len(pieces)))
-        for _ in range(_MOST_CHANGES):
-            settled = [_corrected(errors[row]) for row in active]
-            changes = self._read([texts[row] for row in active], settled)
-            changed = []
-            for row, spans, of_text in zip(active, settled, changes, strict=True):
-                best = max(of_text, key=lambda change: change.gain, default=None)
-                if best is None or best.gain <= self.margin:
-                    continue
-                changed.append(row)
-                text = texts[row]
-                before = zip(errors[row], spans, strict=True)
-                moved = sum(len(span) - len(wrong) for (_, wrong, _), span in before if span.start < best.start)
-                errors[row].append((best.start - moved, text[best.start : best.stop], best.right))
-                errors[row].sort()
-                texts[row] = replace_parts(text, [best[:3]])
-            active = changed
+        errors: list[list[tuple[Any, ...]]] = [[] for _ in pieces]
+        for places, encoding, inputs in self.batches(pieces):
+            output = self.model(**inputs_of(self.model.config, inputs), whole=True)
+            shares_BL = output.detection_logits.cpu().double().sigmoid().tolist()  # MPS has no float64
+            best_BL2 = best_and_lead(output.logits, inputs["input_ids"]).tolist()
+            rows = zip(places, encoding.encodings, shares_BL, best_BL2, output.logits, strict=True)
+            for place, *of_text in rows:
+                errors[place] = list(self._errors(pieces[place], *of_text))
         return errors
 
-    def _read(self, texts: Sequence[str], settled: Sequence[Sequence[range]]) -> list[list[Change]]:
-        """The changes that each text may have, by one pass of the model; `settled` are characters that stay."""
-        changes: list[list[Change]] = [[] for _ in texts]
-        for places, encoding, inputs in self.batches(texts):
-            output = self.model(**inputs_of(self.model.config, inputs), whole=True)
-            shares_BL = output.detection_logits.cpu().double().sigmoid()  # MPS has no float64
-            # No word gains anything where the likeliest of all tokens stands already.
-            gains_BL = best_and_lead(output.logits, inputs["input_ids"])[..., 1].cpu()
-            may_change_BL = ((shares_BL > self.threshold) & (gains_BL > min(self.margin, 0.0))).tolist()
-            rows = zip(places, encoding.encodings, may_change_BL, output.logits, strict=True)
-            for place, of_text, may_change_L, logits_LV in rows:
-                changes[place] = list(self._changes(texts[place], of_text, may_change_L, logits_LV, settled[place]))
-        return changes
-
-    def _changes(
-        self, text: str, encoding: Any, may_change_L: list[bool], logits_LV: Tensor, settled: Sequence[range]
-    ) -> Iterator[Change]:
-        """For each word that may be wrong the likeliest one in its place. L tokens, V tokens of the vocabulary."""
-        kept = [*settled, *self.confusions.protected_in(text)]
+    def _errors(
+        self, text: str, encoding: Any, shares_L: list[float], best_L2: list[list[float]], logits_LV: Tensor
+    ) -> Iterator[tuple[int, str, str]]:
+        """The first character of each word that changes, the word, and what takes its place. L tokens, V tokens of the
+        vocabulary."""
+        protected = self.confusions.protected_in(text)
         ids = encoding.ids
         for start, stop, first, last in find_units(text, encoding):
+            is_protected = any(span.start < stop and start < span.stop for span in protected)
+            if is_protected or last - first > 1 or shares_L[first] <= self.threshold:
+                continue
             word = text[start:stop]
-            own = ids[first]
-            is_one_token = last - first == 1 and self._words.is_word[own]
-            if not may_change_L[first] or not is_one_token or not may_change(text, word):
-                continue
-            if any(span.start < stop and start < span.stop for span in kept):
-                continue
-            logits_V = logits_LV[first].cpu().double()
-            allowed_V = torch.from_numpy(self._allowed(word, own))
-            best = logits_V.masked_fill(~allowed_V, -math.inf).max(dim=0)
-            right = in_case_of(word, self._words.texts[int(best.indices)])
-            if right != word:  # the likeliest token may be the same word in another case
-                yield Change(start, stop, right, float(best.values - logits_V[own]))
+            best, gain = best_L2[first]
+            rights = self._rights(word, ids[first])
+            if rights is not None:
+                gains = logits_LV[first, rights] - logits_LV[first, ids[first]]
+                gain, best = max(zip(gains.tolist(), rights, strict=True), default=(-math.inf, ids[first]))
+            if best != ids[first] and gain > self.margin:
+                right = replacement(text, word, self.tokenizer, int(best))
+                if right is not None:
+                    yield start, word, right
 
-    def _allowed(self, word: str, own: int) -> np.ndarray:
-        """The tokens that may stand in a word's place, bool (V,)."""
-        words = self._words
-        continues = bool(words.continues[own])
-        names = (word, words.texts[own], word.lower())
+    def _rights(self, word: str, own: int) -> list[int] | None:
+        """The tokens of what a word, whose token is `own`, may be confused with; None where that may be anything."""
+        names = (word, self._words.texts[own], word.lower())
         rights = next((self.confusions.rights[name] for name in names if name in self.confusions.rights), None)
-        if rights is not None:
-            allowed = np.zeros_like(words.is_word)
-            known = [words.find(in_case_of(word, right), continues) for right in rights]
-            allowed[[index for index in known if index is not None]] = True
-        else:
-            allowed = words.is_word & (self._han == self._han[own]) & (words.continues == continues)
-        allowed[own] = False
-        return allowed
-
-
-def _corrected(errors: Sequence[tuple[Any, ...]]) -> list[range]:
-    """Where the right words of errors stand in the corrected text."""
-    moved = 0
-    spans = []
-    for at, wrong, right in errors:
-        spans.append(range(at + moved, at + moved + len(right)))
-        moved += len(right) - len(wrong)
-    return spans
+        if rights is None:
+            return None
+        continues = bool(self._words.continues[own])
+        known = (self._words.find(in_case_of(word, right), continues) for right in rights)
+        return [index for index in known if index is not None]
 
 
 # ---- The command ----

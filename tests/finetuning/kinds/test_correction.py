@@ -159,5 +159,16 @@ def test_a_model_learns_to_correct_and_the_corrector_loads_it(encoder, tmp_path,
     right = corrector(["night door window", "garden night", ""])
     assert [result["errors"] for result in right] == [[], [("garden", "horse", 0)], []]
     assert right[2]["skipped"] == "it is empty"
-    (answer,) = Classifier(str(run), use_cpu=True).predict(["night garden mill"])
+    classifier = Classifier(str(run), use_cpu=True)
+    (answer,) = classifier.predict(["night garden mill"])
     assert answer == {"corrected": {"text": "night horse mill", "source": "night garden mill"}}
+
+    with torch.no_grad():  # a model that would change much
+        for network in (classifier.model, corrector.model):
+            network.get_output_embeddings().bias.copy_(torch.linspace(-20, 20, 55).roll(20))
+    draw = random.Random(0)
+    known = [*WORDS, "The", "OLD", "mills", ".", "Привет"]
+    texts = [" ".join(draw.choices(known, k=draw.randint(1, 30))) for _ in range(40)]
+    predicted = [answer["corrected"]["text"] for answer in classifier.predict(texts)]
+    assert [result["target"] for result in corrector(texts)] == predicted
+    assert sum(map(str.__ne__, predicted, texts)) > 20

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForMaskedLM, DataCollatorForTokenClassification
 
-from hf_electra_rtd.data.units import cut_text, find_units, in_case_of, is_han, is_word, may_change, replace_parts
+from hf_electra_rtd.data.units import cut_text, find_units, replace_parts, replacement
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_correction
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
@@ -144,13 +144,11 @@ class CorrectionKind(Kind):
         rows = zip(features["example"], features["spans"], features["input_ids"], strict=True)
         for row, (owner, spans, ids) in enumerate(rows):
             for place, start, stop in spans:
-                best = int(outputs[row, place, 0])
-                word = texts[owner][start:stop]
-                if best != ids[place] and outputs[row, place, 1] > 0:
-                    right = str(self.tokenizer.decode([best])).strip()
-                    fits = is_word(right) and is_han(right) == is_han(word)
-                    if fits and may_change(texts[owner], word) and (len(right) == len(word) or not is_han(word)):
-                        changes[owner].append((start, stop, in_case_of(word, right)))
+                best, gain = outputs[row, place]
+                if best != ids[place] and gain > 0:
+                    right = replacement(texts[owner], texts[owner][start:stop], self.tokenizer, int(best))
+                    if right is not None:
+                        changes[owner].append((start, stop, right))
         pairs = zip(texts, changes, strict=True)
         return [{"text": replace_parts(text, of_text), "source": text} for text, of_text in pairs]
 

@@ -159,11 +159,10 @@ def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
     if task.benchmark == "own" and not names:
         flag = {"train": "train_file", "dev": "validation_file"}.get(split, "test_file")
         raise ValueError(f"{task.title} has nothing for its split {split!r}: --{flag} names it.")
-    looked = [*names[:3], "..."] if len(names) > 3 else [*names]
-    raise ValueError(
-        f"{task.title} has no file for its split {split!r} (data_dir={data_dir}). "
-        f"Looked for {', '.join(looked) or 'none'}."
-    )
+    if task.benchmark != "own" and data_dir is None:
+        raise ValueError(f"{task.title} is not on the Hub: --data_dir names the directory of its files.")
+    place = "" if data_dir is None else f" in {data_dir}"
+    raise ValueError(f"{task.title} has no file for its split {split!r}{place}: {', '.join(names[:3])}.")
 
 
 def answer_file(path: str) -> str:

@@ -135,10 +135,11 @@ def main(argv: list[str]) -> int:
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ValueError(MISSING.format(package))
+    command = records.public_command([sys.argv[0], *argv])
     several = identify(args.model).kind in (RUN, NETWORKS)
     for source in open_sources(args.model):
         directory = Path(args.output_dir, source.name) if several else Path(args.output_dir)
-        print(describe(export(source, directory, args), directory))
+        print(describe(export(source, directory, args, command), directory))
     return 0
 
 
@@ -218,7 +219,7 @@ def _size_of(path: Path) -> int:
     return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
 
 
-def export(source: Source, directory: Path, args: ExportArguments) -> ExportRecord:
+def export(source: Source, directory: Path, args: ExportArguments, command: str) -> ExportRecord:
     """Writes a model as a graph, if it is accepted, and returns the record of that. A graph that is not accepted is a
     ValueError, and nothing is left in `directory`, which keeps what it had."""
     config = _config(source)
@@ -251,7 +252,7 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
         place = Path(source.place)
         sizes = {TORCH: _bytes_of(graph), **{name: _size_of(path) for name, path in paths.items()}}
         record = ExportRecord(
-            command=records.public_command(sys.argv),
+            command=command,
             finished=records.utc_now(),
             name=source.name,
             kind=source.kind,

@@ -7,9 +7,9 @@ A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the other
 [SEP], in nats, and `num_tokens`. If a text has no score, `skipped` says why. Without texts, each line of the standard
 input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of
 the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token). It may also be any masked language
-model, such as a `generator/`, or causal one (log p(token | those before); without a token for the beginning, the first
-token is counted but not scored). With `--counted_on`, it is the tokenizer of the blocks, and the sum is that of all
-pairs of neighbours, from [CLS] to [SEP].
+model, such as a `generator/` or a directory that has one, or causal one (log p(token | those before); without a token
+for the beginning, the first token is counted but not scored). With `--counted_on`, it is the tokenizer of the blocks,
+and the sum is that of all pairs of neighbours, from [CLS] to [SEP].
 
     hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
 

@@ -41,7 +41,7 @@ from hf_electra_rtd.encoders.families import max_length, mixes_by_attention
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.generators import masked_log_likelihoods
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
-from hf_electra_rtd.pair.places import CONFIG_FILE, GENERATOR, identify, read_stock_config
+from hf_electra_rtd.pair.places import CONFIG_FILE, identify, read_stock_config
 from hf_electra_rtd.pair.towers import load_masked_lm, load_whole
 
 
@@ -270,8 +270,8 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
         if within_words and network.config.objective == "mlm":
             network = network.discriminator
             make = masked_scorer
-    elif place.kind == GENERATOR:
-        network = load_masked_lm(str(place.model or place.generator))
+    elif place.generator is not None:
+        network = load_masked_lm(place.generator)
         make = masked_scorer
     elif (place.architecture or "").endswith(("ForCausalLM", "LMHeadModel")):
         network_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(read_stock_config(place.name))]

@@ -82,7 +82,7 @@ class Place:
     @property
     def tokenizer(self) -> str:
         """Where its tokenizer lies."""
-        return self.pair or self.detector or self.model or self.name
+        return self.pair or self.detector or self.generator or self.model or self.name
 
     @property
     def encoder(self) -> str:

@@ -204,14 +204,13 @@ TEXTS = ["the old river was young .", "he saw the mill", "she went to the garden
 QUESTIONS = [{"question": "who saw it ?", "context": text} for text in TEXTS]
 CHOICES = [{"context": text, "question": "", "choices": ["old", "the young river", "."]} for text in TEXTS]
 HEADS = {
-    "classification paper": (LABELS, {"head": "paper"}),
     "classification": (LABELS[:2], {}),
     "classification lora": (LABELS, {}),
     "multi_label": (LABELS, {}),
-    "regression": ((), {"head": "paper", "unit": (300.0, 50.0)}),
+    "regression": ((), {"unit": (300.0, 50.0)}),
     "tagging": (TAGS, {}),
     "question_answering": ((), {}),
-    "question_answering paper": ((), {"head": "paper", "unanswerable": True}),
+    "question_answering unanswerable": ((), {}),
     "multiple_choice": ((), {}),
     "correction": ((), {}),
 }
@@ -223,7 +222,7 @@ def fine_tuned(case, source, tokenizer, directory):
     kind = case.split()[0]
     model = load_with_head(KINDS[kind].auto_class, source, labels=labels, **options).eval()
     model.config.fine_tuned_for = {
-        "task": {"kind": kind, "language": "en", "unanswerable": "unanswerable" in options},
+        "task": {"kind": kind, "language": "en", "unanswerable": case.endswith(" unanswerable")},
         "characters": False,
         "lengths": {"max_seq_length": 48, "doc_stride": 8, "max_query_length": 16},
     }
@@ -288,7 +287,7 @@ def test_a_file_of_labeled_rows_gives_the_scores_of_torch_and_of_both_graphs(tow
     assert "young: recall" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("case", ["question_answering", "question_answering paper"])
+@pytest.mark.parametrize("case", ["question_answering", "question_answering unanswerable"])
 def test_questions_are_scored_by_the_rules_that_the_model_was_tuned_for(case, towers, tokenizer, tmp_path):
     fine_tuned(case, towers / "discriminator", tokenizer, tmp_path / "model")
     answers = [{"text": ["the"], "answer_start": [0]}, {"text": [], "answer_start": []}]
@@ -296,7 +295,7 @@ def test_questions_are_scored_by_the_rules_that_the_model_was_tuned_for(case, to
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (source,) = export.open_sources(str(tmp_path / "model"))
     args = export.ExportArguments(str(tmp_path / "model"), str(tmp_path / "out"), file=str(tmp_path / "dev.jsonl"))
-    assert export._labeled(source, source.classifier, args)[0].task.unanswerable == case.endswith("paper")
+    assert export._labeled(source, source.classifier, args)[0].task.unanswerable == case.endswith(" unanswerable")
 
 
 # ---- In a browser ----

@@ -303,9 +303,6 @@ def encoder(family: str) -> str:
 TUNED: dict[str, Callable[[FakeAccelerator], Any]] = {
     # Embeddings are trained by sentence-transformers.
     **{kind: partial(tune, kind) for kind in KINDS if kind != "embedding"},
-    "classification, paper": partial(tune, "classification", head="paper"),
-    "regression, paper": partial(tune, "regression", head="paper"),
-    "question_answering, paper": partial(tune, "question_answering", head="paper", unanswerable=True),
     "class weights": partial(tune, "classification", class_weights=[0.5, 1.5]),
     "adapters": partial(tune, "classification", lora=True),
     "tagging, modernbert": partial(tune, "tagging", family="modernbert"),

@@ -1,12 +1,10 @@
 import json
-import math
 import re
 
 import pytest
 import safetensors.torch
 import torch
 from peft import AutoPeftModelForSequenceClassification, AutoPeftModelForTokenClassification
-from torch.nn import functional as F  # noqa: N812
 from transformers import (
     AutoConfig,
     AutoModelForMultipleChoice,
@@ -15,15 +13,12 @@ from transformers import (
     AutoModelForTokenClassification,
     ElectraConfig,
     ElectraForPreTraining,
-    ElectraForQuestionAnswering,
-    ElectraForSequenceClassification,
     PreTrainedConfig,
     T5Config,
 )
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.finetuning.heads import (
-    ElectraForAnswerableQuestionAnswering,
     add_adapters,
     load_fine_tuned,
     load_with_head,
@@ -108,19 +103,16 @@ def test_labels_and_options_are_in_the_configuration_that_is_saved_and_outputs_a
     assert load_with_head(CHOICE, tmp_path).eval()(IDS[None]).logits.shape == (1, 2)  # had three labels
 
 
-@pytest.mark.parametrize("head", ["transformers", "paper"])
 @pytest.mark.parametrize("labels", [LABELS, ()])
-def test_a_fine_tuned_head_is_kept_and_saved_whole(tmp_path, discriminator, head, labels):
-    model = load_with_head(CLASSES, discriminator, head, labels)
+def test_a_fine_tuned_head_is_kept_and_saved_whole(tmp_path, discriminator, labels):
+    model = load_with_head(CLASSES, discriminator, labels)
     saved(model, tmp_path)
-    for again in (load_fine_tuned(CLASSES, tmp_path, labels), load_with_head(CLASSES, tmp_path, head, labels)):
+    for again in (load_fine_tuned(CLASSES, tmp_path, labels), load_with_head(CLASSES, tmp_path, labels)):
         assert type(again) is type(model)
         assert same_tensors(again, model)
     assert same_tensors(type(model).from_pretrained(tmp_path), model)
-    answers = load_with_head(ANSWERS, discriminator, head, unanswerable=True)
+    answers = load_with_head(ANSWERS, discriminator)
     assert same_tensors(load_fine_tuned(ANSWERS, saved(answers, tmp_path / "answers"), ()), answers)
-    assert type(answers) is (ElectraForAnswerableQuestionAnswering if head == "paper" else ElectraForQuestionAnswering)
-    assert type(load_with_head(ANSWERS, discriminator, head)) is ElectraForQuestionAnswering  # each has an answer
 
 
 @pytest.mark.parametrize(
@@ -158,16 +150,15 @@ def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_ref
 
 
 @pytest.mark.parametrize(
-    ("source", "auto_class", "head", "message"),
+    ("source", "auto_class", "message"),
     [
-        (ELECTRA, TAGS, "paper", "'paper' .*ElectraForTokenClassification"),
-        (T5Config(), CHOICE, "transformers", "AutoModelForMultipleChoice .*'t5'"),
-        (PreTrainedConfig(), CLASSES, "transformers", "configuration"),
+        (T5Config(), CHOICE, "AutoModelForMultipleChoice .*'t5'"),
+        (PreTrainedConfig(), CLASSES, "configuration"),
     ],
 )
-def test_a_source_that_cannot_have_the_head_is_refused(tmp_path, source, auto_class, head, message):
+def test_a_source_that_cannot_have_the_head_is_refused(tmp_path, source, auto_class, message):
     with pytest.raises(ValueError, match=message):
-        load_with_head(auto_class, saved(source, tmp_path), head, LABELS)
+        load_with_head(auto_class, saved(source, tmp_path), LABELS)
 
 
 ENCODER_TENSOR = "electra.encoder.layer.1.output.dense.weight"
@@ -192,69 +183,3 @@ def test_missing_and_foreign_tensors_are_refused(tuned, removed, added, message,
         load_with_head(CLASSES, directory, labels=LABELS)
     with pytest.raises(ValueError, match=r"intermediate\.dense\.weight \(32, 16\), not \(24, 16\)"):
         load_with_head(CLASSES, saved(ELECTRA, tmp_path), labels=LABELS, intermediate_size=24)
-
-
-@pytest.mark.parametrize(("hidden", "num_labels"), [(16, 2), (64, 6)])
-def test_the_papers_head_is_one_glorot_uniform_layer_on_cls(tmp_path, hidden, num_labels):
-    electra_config(hidden_size=hidden).save_pretrained(tmp_path)
-    torch.manual_seed(1)
-    model = load_with_head(CLASSES, tmp_path, "paper", list(map(str, range(num_labels))), from_scratch=True)
-    dense = model.classifier.out_proj
-    # tf.layers.dense: uniform within +-sqrt(6 / (inputs + outputs)), far wider than transformers' 0.02.
-    limit = math.sqrt(6 / (hidden + num_labels))
-    assert 0.7 * limit < dense.weight.abs().max().item() <= limit
-    assert not dense.bias.any()
-    assert model.classifier.dropout(torch.ones(10_000)).eq(0).float().mean().item() == pytest.approx(0.1, abs=0.02)
-    cls = model.eval().electra(IDS).last_hidden_state[:, 0]
-    torch.testing.assert_close(model(IDS).logits, F.linear(cls, dense.weight, dense.bias))
-    fresh = load_with_head(CLASSES, saved(model, tmp_path / "tuned"), labels=LABELS)
-    assert type(fresh) is ElectraForSequenceClassification
-    assert "classification_head" not in fresh.config.to_dict()
-
-
-QUESTIONS = {
-    "input_ids": torch.tensor([[2, 7, 3, 8, 9, 10, 11, 12, 3], [2, 7, 9, 3, 10, 8, 3, 0, 0]]),
-    "token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1, 1]]),
-    "attention_mask": torch.tensor([[1] * 9, [1] * 7 + [0] * 2]),
-}
-
-
-def answerable_model(directory, **options):
-    source = saved(ElectraForPreTraining(electra_config(initializer_range=0.5, max_position_embeddings=16)), directory)
-    return load_with_head(ANSWERS, source, "paper", unanswerable=True, **options)
-
-
-@torch.no_grad()
-def test_the_papers_answerability_is_the_originals_formula(tmp_path):
-    model = answerable_model(tmp_path).eval()
-    output = model(**QUESTIONS)
-    for row, length in enumerate((9, 7)):
-        inputs = {name: tensor[row : row + 1, :length] for name, tensor in QUESTIONS.items()}
-        hidden = model.electra(**inputs).last_hidden_state[0].double()
-        weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
-        allowed = [0, *(token for token in range(length) if QUESTIONS["token_type_ids"][row, token])]
-        logits = hidden[allowed] @ weights["qa_outputs.weight"].T + weights["qa_outputs.bias"]
-        for place, found in enumerate((output.start_logits[row], output.end_logits[row])):
-            torch.testing.assert_close(found[allowed].double(), logits[:, place], atol=1e-5, rtol=1e-5)
-            assert all(found[token] < -900 for token in range(9) if token not in allowed)
-        mean = logits[:, 0].softmax(0) @ hidden[allowed]
-        inner = weights["answerable_hidden.weight"] @ torch.cat([hidden[0], mean]) + weights["answerable_hidden.bias"]
-        wanted = F.gelu(inner) @ weights["answerable.weight"][0] + weights["answerable.bias"][0]
-        assert output.answerable_logits[row].item() == pytest.approx(wanted.item(), abs=1e-5)
-
-
-def test_the_layers_for_questions_are_glorot_uniform_and_all_are_trained(tmp_path):
-    model = answerable_model(tmp_path)
-    layers = {model.qa_outputs: (16, 1), model.answerable_hidden: (32, 512), model.answerable: (512, 1)}
-    for layer, (inputs, outputs) in layers.items():
-        bound = math.sqrt(6 / (inputs + outputs))
-        assert 0.8 * bound < layer.weight.abs().max() <= bound
-        assert not layer.bias.any()
-    output = model(**QUESTIONS)
-    losses = [F.cross_entropy(logits, torch.tensor([4, 5])) for logits in (output.start_logits, output.end_logits)]
-    (sum(losses) + output.answerable_logits.sum()).backward()
-    assert all(
-        p.grad.abs().max() > 1e-7
-        for name, p in model.named_parameters()
-        if "key.bias" not in name and name != "qa_outputs.bias"
-    )

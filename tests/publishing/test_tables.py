@@ -12,7 +12,7 @@ from tests.publishing.card_records import evaluation_record, runs
 
 
 SMALL = {"size": "small"}
-MODEL = "tiny (transformers head)"
+MODEL = "tiny"
 OTHER = {"model": {"name_or_path": "other", "sha256": "0" * 64, "tokenizer": "1" * 64}}
 
 
@@ -42,13 +42,13 @@ def test_runs_are_grouped_by_model_and_task_and_ordered_by_seed():
         evaluation_record("rte", 2, 0.6),
         evaluation_record("rte", 1, 0.5),
         evaluation_record("rte", 1, 0.4, model={"from_scratch": True}),
-        evaluation_record("rte", 1, 0.3, model={"peft": "lora", "head": "paper"}),
+        evaluation_record("rte", 1, 0.3, model={"peft": "lora"}),
         evaluation_record("cola", 1, 0.2, "matthews"),
     ]
     assert [(result.task, result.model, result.main) for result in summarize(records)] == [
         ("rte", MODEL, [0.5, 0.6]),
-        ("rte", "tiny (random weights, transformers head)", [0.4]),
-        ("rte", "tiny (paper head, lora)", [0.3]),
+        ("rte", "tiny (random weights)", [0.4]),
+        ("rte", "tiny (lora)", [0.3]),
         ("cola", MODEL, [0.2]),
     ]
 
@@ -205,8 +205,7 @@ def test_two_models_are_compared_on_the_same_samples(tmp_path, capsys, first, se
         if written is not None:
             (place / "report_dev.json").write_text(json.dumps(written))
     main([str(tmp_path)])
-    heads = " (transformers head)"
-    assert f"rte, first{heads} minus second{heads}: {said}" in capsys.readouterr().out
+    assert f"rte, first minus second: {said}" in capsys.readouterr().out
     main([str(tmp_path / "0")])
     assert "minus" not in capsys.readouterr().out
 

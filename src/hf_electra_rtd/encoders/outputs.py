@@ -15,5 +15,4 @@ class HeadOutput(ModelOutput):
     logits: Tensor | None = None  # of correction: of the right tokens (B, L, V), or (B, L, 2) by `ops.best_and_lead`
     start_logits: Tensor | None = None  # (B, L)
     end_logits: Tensor | None = None  # (B, L)
-    answerable_logits: Tensor | None = None  # (B,), positive where the context holds an answer
     detection_logits: Tensor | None = None  # (B, L), positive for wrong tokens

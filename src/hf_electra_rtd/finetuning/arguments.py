@@ -31,7 +31,6 @@ class TaskArguments:
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt to use in place of the model's tokenizer.")
     fractions: bool = flag(False, "Fine-tune what a run exported by --checkpoint_fractions: scores along the run.")
     from_scratch: bool = flag(False, "Use the model's architecture with random weights: no pre-training.")
-    head: Literal["transformers", "paper"] = flag("transformers", "The stock head, or the paper's (ELECTRA only).")
     size: str | None = flag(
         None, f"Recipe to use: {', '.join(SIZES)}. Default: guessed from the model.", choices=SIZES
     )

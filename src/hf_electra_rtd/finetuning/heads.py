@@ -16,16 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForSequenceClassification,
-    ElectraForQuestionAnswering,
-    ElectraForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from hf_electra_rtd.base.files import load_pretrained
 from hf_electra_rtd.encoders.families import DROPOUTS, FAMILIES
-from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.places import CONFIGURATION, DETECTOR, identify, read_stock_config
@@ -34,12 +28,8 @@ from hf_electra_rtd.pair.towers import load_tower, load_whole
 
 logger = logging.getLogger(__name__)
 
-STOCK_HEAD = "transformers"
-PAPER_HEAD = "paper"
 HIDDEN_DROPOUT = "hidden_dropout_prob"
 _HEAD_DROPOUTS = ("classifier_dropout", "summary_last_dropout", "seq_classif_dropout", "qa_dropout")
-_ANSWERABLE_SIZE = 512  # google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`
-_NO_ANSWER_HERE = -1000.0  # added to the logit of a token that cannot belong to an answer (there, too)
 
 
 class _PreciseLinear(nn.Linear):
@@ -50,109 +40,46 @@ class _PreciseLinear(nn.Linear):
             return nn.functional.linear(input.float(), self.weight.float(), self.bias.float())
 
 
-class PaperClassificationHead(nn.Module):
-    """Dropout on the vector of [CLS], and one dense layer: google-research/electra
-    finetune/classification/classification_tasks.py (`get_prediction_module`)."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        self.dropout = nn.Dropout(float(dropout))
-        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        """Logits (B, num_labels)."""
-        return self.out_proj(self.dropout(hidden_BLH[:, 0]))
-
-
-class PaperElectraForSequenceClassification(ElectraForSequenceClassification):
-    """ELECTRA with the classification head of the paper, for classes or a number. Load its checkpoints by this class:
-    the stock class would initialize its own head."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.classifier: nn.Module = PaperClassificationHead(config)  # type: ignore[assignment]
-        self.post_init()
-
-
-class ElectraForAnswerableQuestionAnswering(ElectraForQuestionAnswering):
-    """ELECTRA for questions that may have no answer (SQuAD 2.0): a logit `u . gelu(C [h_CLS; sum_i p(start = i) h_i]
-    + c)` tells whether there is one. Source: google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`,
-    with `answerable_classifier` and `answerable_uses_start_logits`, without `joint_prediction`."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.answerable_hidden = nn.Linear(2 * config.hidden_size, _ANSWERABLE_SIZE)
-        self.answerable = nn.Linear(_ANSWERABLE_SIZE, 1)
-        self.post_init()
-
-    def forward(
-        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> HeadOutput:
-        """An answer lies in tokens of type 1, or at [CLS], the first token, which stands for none. `token_type_ids`
-        is 1 for the context and the [SEP] that ends it."""
-        hidden_BLH = self.electra(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, **kwargs)[0]
-        possible_BL = token_type_ids.eq(1) if attention_mask is None else token_type_ids.eq(1) & attention_mask.ne(0)
-        possible_BL = possible_BL | torch.arange(input_ids.shape[1], device=input_ids.device).eq(0)
-        logits_BL2 = self.qa_outputs(hidden_BLH).float() + _NO_ANSWER_HERE * (~possible_BL).float().unsqueeze(-1)
-        start_BL, end_BL = (logits.contiguous() for logits in logits_BL2.unbind(-1))
-        start_BH = torch.einsum("bl,blh->bh", start_BL.softmax(dim=-1).to(hidden_BLH.dtype), hidden_BLH)
-        hidden = nn.functional.gelu(self.answerable_hidden(torch.cat([hidden_BLH[:, 0], start_BH], dim=-1)))
-        return HeadOutput(None, start_BL, end_BL, self.answerable(hidden).squeeze(-1).float())
-
-
-_PAPER_CLASSES: dict[Any, Any] = {
-    ElectraForSequenceClassification: PaperElectraForSequenceClassification,
-    ElectraForQuestionAnswering: ElectraForAnswerableQuestionAnswering,
-}
-
-
 # ---- Loading ----
 
 
 def load_with_head(
     auto_class: Any,
     source: str | os.PathLike[str],
-    head: str = STOCK_HEAD,
     labels: Sequence[str] = (),
     *,
-    unanswerable: bool = False,
     from_scratch: bool = False,
     unit: tuple[float, float] = (0.0, 1.0),
     **config_options: Any,
 ) -> PreTrainedModel:
     """Loads an encoder under the head of a task, in float32 and in training mode.
 
-    A source that was fine-tuned with this head for these labels keeps it. Else the head is new, and the paper's is
-    initialized as by `tf.layers.dense`: a Glorot-uniform kernel and a bias of 0. Poolers (BERT) are part of the head,
-    as masked language models lack them. A source that lacks tensors, or cannot have the head, is a ValueError.
+    A source that was fine-tuned with this head for these labels keeps it, else the head is new. Poolers (BERT) are
+    part of the head, as masked language models lack them. A source that lacks tensors, or cannot have the head, is a
+    ValueError.
 
     Args:
         source: a directory or a Hub id of an encoder (ELECTRA, BERT, a fine-tuned model, ...), the directory of a
             pre-training run, or a saved pair: of the last two the discriminator is taken.
-        head: `"transformers"`, or `"paper"`, which ELECTRA alone has, and not for tagging and multiple choice.
         labels: classes or tags in the order of the outputs; none for a number, answers and choices.
-        unanswerable: the paper's head for questions gets a logit for whether there is an answer.
         from_scratch: take the configuration alone, and initialize all weights.
         unit: of a number, what an output of 0 and a difference of 1 will stand for.
         **config_options: fields of the encoder's configuration, such as `hidden_dropout_prob`.
     """
     name, config, tensors = open_encoder(source, weights=not from_scratch)
-    model_class = find_class(auto_class, name, config, head, unanswerable)
-    is_same = model_class.__name__ in (config.architectures or ()) and head_of(config) == head
+    model_class = find_class(auto_class, name, config)
+    is_same = model_class.__name__ in (config.architectures or ())
     is_kept = not from_scratch and is_same and _has_outputs(config, auto_class, labels)
     for option, value in config_options.items():
         setattr(config, option, value)
     if not is_kept:
-        _configure_head(config, head, auto_class, labels)
+        _configure_head(config, auto_class, labels)
     if from_scratch:
         model = model_class(config).float()
     else:
         load = None if is_kept else partial(_load_encoder, model_class)
         options = {"config": config, "dtype": torch.float32, "state_dict": tensors}
         model, _ = load_whole(model_class, name if tensors is None else None, load, **options)
-    if head == PAPER_HEAD and not is_kept:
-        _initialize_as_the_original(model)
     if auto_class is AutoModelForSequenceClassification and not labels:
         _last_layer(model).__class__ = _PreciseLinear  # saved as any other
         if is_kept:
@@ -176,17 +103,11 @@ def _last_layer(model: nn.Module) -> nn.Linear:
     return [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == 1][-1]
 
 
-def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable: bool) -> Any:
+def find_class(auto_class: Any, name: str, config: Any) -> Any:
     """The class of an encoder with a head. Raises a ValueError if there is none."""
     if type(config) not in auto_class._model_mapping:
         raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
-    stock = auto_class._model_mapping[type(config)]
-    if head != PAPER_HEAD:
-        return stock
-    if stock not in _PAPER_CLASSES:
-        raise ValueError(f"There is no head 'paper' for {stock.__name__} ({name}). Use head {STOCK_HEAD!r}.")
-    # Without answerability, the stock class for questions has the same two dense layers.
-    return stock if stock is ElectraForQuestionAnswering and not unanswerable else _PAPER_CLASSES[stock]
+    return auto_class._model_mapping[type(config)]
 
 
 def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
@@ -194,11 +115,9 @@ def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
     place = identify(source)
     config = read_stock_config(source)
     base = place.adapter_base
-    saved_as = place.architecture
-    unanswerable = saved_as == ElectraForAnswerableQuestionAnswering.__name__
-    model = load_with_head(auto_class, base or source, head_of(config), labels, unanswerable=unanswerable)
-    if type(model).__name__ != saved_as or not _has_outputs(config, auto_class, labels):
-        raise ValueError(f"{source} was not fine-tuned for this task: it is {saved_as}, with other outputs.")
+    model = load_with_head(auto_class, base or source, labels)
+    if type(model).__name__ != place.architecture or not _has_outputs(config, auto_class, labels):
+        raise ValueError(f"{source} was not fine-tuned for this task: it is {place.architecture}, with other outputs.")
     if base is None:
         return model
     from peft import PeftModel
@@ -212,11 +131,6 @@ def dropouts_of(config: Any) -> tuple[str, ...]:
     there = config.to_dict().keys()
     is_known = config.model_type in FAMILIES or HIDDEN_DROPOUT in there
     return tuple(name for name in (*DROPOUTS, *_HEAD_DROPOUTS) if is_known and name in there)
-
-
-def head_of(config: Any) -> str:
-    """The head that a fine-tuned model has, `"transformers"` or `"paper"`, by its configuration."""
-    return str(getattr(config, "classification_head", STOCK_HEAD))
 
 
 def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[str, Any, dict[str, Tensor] | None]:
@@ -268,11 +182,7 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
     return model, report
 
 
-def _configure_head(config: Any, head: str, auto_class: Any, labels: Sequence[str]) -> None:
-    if head == PAPER_HEAD:
-        config.classification_head = PAPER_HEAD
-    elif head_of(config) == PAPER_HEAD:
-        del config.classification_head
+def _configure_head(config: Any, auto_class: Any, labels: Sequence[str]) -> None:
     config.id2label = None  # as many outputs as before would keep their names
     # Question answering has two outputs, start and end; multiple choice does not read the number.
     config.num_labels = len(labels) or (1 if auto_class is AutoModelForSequenceClassification else 2)
@@ -280,15 +190,6 @@ def _configure_head(config: Any, head: str, auto_class: Any, labels: Sequence[st
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
-
-
-def _initialize_as_the_original(model: PreTrainedModel) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and not name.startswith(f"{model.base_model_prefix}."):
-            # Starts and ends are two layers in the original.
-            for weight in module.weight.split(1) if name == "qa_outputs" else [module.weight]:
-                nn.init.xavier_uniform_(weight)
-            nn.init.zeros_(module.bias)
 
 
 # ---- Adapters ----

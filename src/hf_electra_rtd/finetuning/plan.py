@@ -85,7 +85,6 @@ class StartingModel:
             "revision": getattr(self.config, "_commit_hash", None),
             "tokenizer": tokenizer_hash(self.tokenizer),
             "from_scratch": flags.from_scratch,
-            "head": flags.head,
         }
 
 
@@ -134,7 +133,7 @@ class Plan:
                 filled = self._arguments(task)
                 settings = self._settings(task, filled)
                 kind = make_kind(task, self.model.tokenizer, **{name: settings[name] for name in LENGTHS})
-                heads.find_class(kind.auto_class, self.model.name, self.model.config, flags.head, task.unanswerable)
+                heads.find_class(kind.auto_class, self.model.name, self.model.config)
             except ValueError as error:
                 raise ValueError(f"{task.title}: {error}") from error
             self.jobs.append(Job(task, kind, settings, filled))
@@ -151,9 +150,6 @@ class Plan:
             raise ValueError("--eval_on_start and --eval_strategy need a dev split. Leave them out.")
         if flags.class_weights != "none" and task.kind != "classification":
             raise ValueError(f"--class_weights is for classification, not {task.kind}.")
-        types = self.model.tokenizer("a", "b").get("token_type_ids", ())
-        if flags.head == heads.PAPER_HEAD and task.unanswerable and 1 not in types:
-            raise ValueError("--head paper needs a tokenizer that gives token types. Leave it out.")
 
     def _arguments(self, task: Task) -> FineTuningArguments:
         """Those of the call, filled in by the task and the recipe."""

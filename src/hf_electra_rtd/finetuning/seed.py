@@ -158,9 +158,7 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
     model = heads.load_with_head(
         job.kind.auto_class,
         plan.model.name,
-        plan.flags.head,
         task.labels,
-        unanswerable=task.unanswerable,
         from_scratch=plan.flags.from_scratch,
         unit=job.unit,
         **options,
@@ -192,7 +190,6 @@ def _describe_model(model: Any) -> dict[str, Any]:
     )
     return {
         "architecture": type(core).__name__,
-        "module": type(core).__module__,
         "parameters": sum(parameter.numel() for parameter in own),
         "trained_parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         "peft": "lora" if is_adapted else None,

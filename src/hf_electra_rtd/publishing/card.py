@@ -258,7 +258,6 @@ def fine_tuned_card(
         raise ValueError(f"{repo_id}: models of the kind {run.kind} are not published: no stock class has their head.")
     task, auto_class, does = _KINDS[run.kind]
     is_electra = "Electra" in run.model["architecture"]
-    has_own_head = str(run.model.get("module")).startswith("hf_electra_rtd.")
     if len(run.language) == 2:  # a code, such as `en`
         card = replace(card, languages=[run.language])
 
@@ -274,8 +273,8 @@ def fine_tuned_card(
         repo_id,
         card,
         records,
-        library_name=PACKAGE if has_own_head else library,
-        pipeline_tag=None if has_own_head else task,
+        library_name=library,
+        pipeline_tag=task,
         tags=tags,
         datasets=list(dict.fromkeys(datasets)),
         base_model=derived,
@@ -296,14 +295,13 @@ def fine_tuned_card(
         card=card,
         base_model=base_model,
         adapter=adapter,
-        own_head=has_own_head,
         is_electra=is_electra,
         cautions=cautions,
         runs=results[0].runs,
-        model_class=run.model["architecture"] if has_own_head else f"AutoModelFor{auto_class}",
+        model_class=f"AutoModelFor{auto_class}",
         texts=2 if run.kind == "question_answering" else len(run.dataset.get("text_columns") or [""]),
         results=results_table(named, published=False) if len(records) > 1 else "",
-        pipeline=task if task in _PIPELINES and not has_own_head and not adapter else None,
+        pipeline=task if task in _PIPELINES and not adapter else None,
         settings=_fine_tuning_settings(run),
     )
 

@@ -49,7 +49,7 @@ class TaskResult:
 
     benchmark: str
     task: str  # its name, and what tells it from others of that name: kind, metric, data
-    model: str  # its name, and what else tells models apart: random weights, head, adapters, settings that differ
+    model: str  # its name, and what else tells models apart: random weights, adapters, settings that differ
     runs: list[EvaluationRecord]  # by seed
 
     @property
@@ -163,7 +163,6 @@ def different(values: Sequence[Mapping[str, str]]) -> set[str]:
 def _model_name(record: EvaluationRecord, *more: str) -> str:
     model = record.model
     details = ["random weights"] if model["from_scratch"] else []
-    details.append(f"{model['head']} head")
     if model.get("peft"):
         details.append(model["peft"])
     run = model.get("pretraining")

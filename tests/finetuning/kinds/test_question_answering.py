@@ -6,7 +6,6 @@ import torch
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F  # noqa: N812
 from transformers import BertTokenizer
 
 from hf_electra_rtd.base.tasks import Task
@@ -117,8 +116,7 @@ def test_an_answer_is_labeled_in_the_windows_that_hold_it_whole(first, last, exp
     words = CONTEXT.split()
     example = row(CONTEXT, " ".join(words[first : last + 1]), len(" ".join([*words[:first], ""])))
     features = make(unanswerable).encode(questions(example), training=True)
-    labels = [[0, 0, 0] if span is None else [4 + span[0], 4 + span[1], 1] for span in expected]
-    assert features["labels"] == [label[: 2 + unanswerable] for label in labels]
+    assert features["labels"] == [[0, 0] if span is None else [4 + span[0], 4 + span[1]] for span in expected]
     assert features["example"] == [0, 0]
 
 
@@ -174,20 +172,17 @@ def test_training_leaves_out_what_cannot_be_learned_and_prediction_what_cannot_b
     assert make().score(predictions[:1], examples.select([0])) == {}
 
 
-def test_unanswerable_questions_point_at_cls_and_both_heads_predict_them():
+def test_unanswerable_questions_point_at_cls_and_are_predicted():
     examples = questions(row(CONTEXT), row(CONTEXT, "river mill", 0), row(""))
     kind = make(unanswerable=True)
     features = kind.encode(examples, training=False)
     assert features["example"] == [0, 0, 1, 1]
-    assert kind.encode(examples, training=True)["labels"][:2] == [[0, 0, 0]] * 2
-    stock = gold_outputs(kind.encode(examples, training=True))
-    paper = (*stock, np.array([-2.0, -5.0, 3.0, -2.0], dtype=np.float32))
-    for outputs, none, some in ((stock, 18.0, -18.0), (paper, 2.0, -3.0)):
-        predictions = kind.decode(outputs, features, examples)
-        assert [prediction["text"] for prediction in predictions] == ["", "river mill", ""]
-        assert [one["no_answer_score"] for one in predictions] == pytest.approx([none, some, 1000.0])
-        scores = kind.score(predictions, examples)
-        assert scores["exact_match"] == scores["no_answer_f1"] == scores["has_answer_f1"] == scores["best_f1"] == 1
+    assert kind.encode(examples, training=True)["labels"][:2] == [[0, 0]] * 2
+    predictions = kind.decode(gold_outputs(kind.encode(examples, training=True)), features, examples)
+    assert [prediction["text"] for prediction in predictions] == ["", "river mill", ""]
+    assert [one["no_answer_score"] for one in predictions] == pytest.approx([18.0, -18.0, 1000.0])
+    scores = kind.score(predictions, examples)
+    assert scores["exact_match"] == scores["no_answer_f1"] == scores["has_answer_f1"] == scores["best_f1"] == 1
 
 
 def test_the_best_answers_are_those_of_all_windows_by_brute_force():
@@ -213,24 +208,19 @@ def test_the_best_answers_are_those_of_all_windows_by_brute_force():
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
-@pytest.mark.parametrize("answerable_head", [False, True])
-def test_the_mean_loss_is_the_originals(unanswerable, answerable_head):
+def test_the_mean_loss_is_the_originals(unanswerable):
     kind = make(unanswerable)
     examples = questions(row(CONTEXT, "street river"), row("mill river", "mill"))
     batch = kind.collate(list(kind.encode(examples, training=True)))
     assert batch["attention_mask"].sum(1).tolist() == [16, 14, 7]
-    assert batch["labels"].tolist() == [label[: 2 + unanswerable] for label in ([11, 12, 1], [4, 5, 1], [4, 4, 1])]
+    assert batch["labels"].tolist() == [[11, 12], [4, 5], [4, 4]]
     torch.manual_seed(0)
     outputs = {"start_logits": torch.randn(3, 16), "end_logits": torch.randn(3, 16)}
-    if answerable_head:
-        outputs["answerable_logits"] = torch.randn(3)
     expected = []
     for number in range(3):
         start, end = batch["labels"][number, :2]
         of_row = (
             -outputs["start_logits"][number].log_softmax(0)[start] - outputs["end_logits"][number].log_softmax(0)[end]
         )
-        weigh = 0.5 if unanswerable and answerable_head else 0.0
-        answerable = F.logsigmoid(outputs.get("answerable_logits", torch.zeros(3))[number])
-        expected.append(of_row / 2 - weigh * answerable)
+        expected.append(of_row / 2)
     torch.testing.assert_close(kind.loss(outputs, batch) / batch["labels"].numel(), sum(expected) / 3)

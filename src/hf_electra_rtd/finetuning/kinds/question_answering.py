@@ -10,7 +10,6 @@ import numpy as np
 from datasets import Dataset, List, Value
 from scipy.special import softmax
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.tasks import Task
@@ -18,13 +17,11 @@ from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Predictio
 from hf_electra_rtd.finetuning.scores import score_answers, score_squad_v2
 
 
-# google-research/electra configure_finetuning.py: `n_best_size`, `max_answer_length`, `answerable_weight` (beside the
-# mean of start and end). In Chinese a token is a character: of the answers that CMRC 2018 trains on, 21 % have more
-# than 30, 0.4 % more than 100.
+# google-research/electra configure_finetuning.py: `n_best_size`, `max_answer_length`. In Chinese a token is a
+# character: of the answers that CMRC 2018 trains on, 21 % have more than 30, 0.4 % more than 100.
 N_BEST = 20
 MAX_ANSWER_TOKENS = 30
 MAX_ANSWER_TOKENS_ZH = 100
-ANSWERABLE_WEIGHT = 0.5
 NO_ANSWER_THRESHOLD = 0.0  # as the evaluation of SQuAD 2.0 has it before a better one is sought on dev
 _SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was nothing to read
 
@@ -32,10 +29,9 @@ _SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was
 class QuestionAnsweringKind(Kind):
     """Extractive question answering (SQuAD 1.1 and 2.0, CMRC 2018, DRCD, own).
 
-    A feature is a question and a window of its context. Its labels are the tokens where the answer starts and ends,
-    and, where a context may hold none, 1 or 0 for whether this window holds one. A window without the answer is
-    labeled [CLS], the first token, as in google-research/electra (finetune/qa/qa_tasks.py, `featurize`). There every
-    window counts as answerable if the question is; here not, because prediction takes the likeliest window.
+    A feature is a question and a window of its context. Its labels are the tokens where the answer starts and ends. A
+    window without the answer is labeled [CLS], the first token, as in google-research/electra
+    (finetune/qa/qa_tasks.py, `featurize`).
 
     A prediction is `text`; `nbest`, up to 20 different texts, each with its `probability` among these, best first; and
     where a context may hold no answer, `no_answer_score`: above 0, `text` is empty.
@@ -110,9 +106,8 @@ class QuestionAnsweringKind(Kind):
 
     def _labels(self, windows: list[Feature], answers: list[str], starts: list[int]) -> list[list[int]]:
         """Of each window; none where the context does not have the answer."""
-        number = 3 if self.task.unanswerable else 2  # start, end, whether there is an answer
         if not answers:
-            return [[0, 0, 0]] * len(windows)
+            return [[0, 0]] * len(windows)
         if starts[0] < 0:
             return []
         # The first and the last token that have a character of the answer, counted in the context.
@@ -127,31 +122,21 @@ class QuestionAnsweringKind(Kind):
         for row, window in enumerate(windows):
             is_inside = row * step <= first and last < row * step + len(window["offsets"])
             shift = window["first"] - row * step
-            labels.append(([first + shift, last + shift, 1] if is_inside else [0, 0, 0])[:number])
+            labels.append([first + shift, last + shift] if is_inside else [0, 0])
         return labels
 
     # ---- Loss ----
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Of a feature: (cross-entropy of its start + that of its end) / 2, and half the binary cross-entropy of
-        whether there is an answer, where the head predicts that (google-research/electra finetune/qa/qa_tasks.py,
-        `get_prediction_module`); times the number of its labels, as the mean over labels is then that over features.
-        """
-        labels = batch["labels"]
-        starts = F.cross_entropy(outputs["start_logits"].float(), labels[:, 0], reduction="sum")
-        ends = F.cross_entropy(outputs["end_logits"].float(), labels[:, 1], reduction="sum")
-        loss = (starts + ends) / 2
-        if self.task.unanswerable and "answerable_logits" in outputs:
-            logits = outputs["answerable_logits"].float()
-            answerable = F.binary_cross_entropy_with_logits(logits, labels[:, 2].float(), reduction="sum")
-            loss = loss + ANSWERABLE_WEIGHT * answerable
-        return loss * labels.shape[1]
+        """The cross-entropies of starts and of ends: their mean over the labels, two a feature, is that of the
+        original (google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`)."""
+        starts = self._cross_entropy(outputs["start_logits"], batch["labels"][:, 0])
+        return starts + self._cross_entropy(outputs["end_logits"], batch["labels"][:, 1])
 
     # ---- Predictions ----
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        """The best answer over all windows. Outputs: logits of starts and of ends, and, of a head that predicts it,
-        of whether there is an answer."""
+        """The best answer over all windows. Outputs: logits of starts and of ends."""
         windows: list[list[tuple[int, Feature]]] = [[] for _ in examples]
         for row, window in enumerate(features.select_columns(["example", "first", "offsets"])):
             windows[window["example"]].append((row, window))
@@ -172,13 +157,9 @@ class QuestionAnsweringKind(Kind):
         nbest = [{"text": text, "probability": share} for (text, _), share in zip(best, shares, strict=True)]
         prediction: dict[str, Any] = {"text": best[0][0] if best else "", "nbest": nbest}
         if self.task.unanswerable:
-            rows = [row for row, _ in windows]
-            if not best:
-                score = _SURELY_NONE
-            elif len(outputs) > 2:
-                score = -max(float(outputs[2][row]) for row in rows)
-            else:
-                score = min(float(outputs[0][row, 0]) + float(outputs[1][row, 0]) for row in rows) - best[0][1]
+            score = _SURELY_NONE
+            if best:
+                score = min(float(outputs[0][row, 0]) + float(outputs[1][row, 0]) for row, _ in windows) - best[0][1]
             prediction["no_answer_score"] = score
             if score > NO_ANSWER_THRESHOLD:
                 prediction["text"] = ""

@@ -127,17 +127,16 @@ def original_rate(name, learning_rate, decay, num_layers):
 
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([1, 2, 3, 5, 12]), st.floats(0.1, 0.99), st.floats(1e-6, 1e-2))
-def test_off_by_one_is_the_formula_of_the_original_and_the_default_decays_once_less(num_layers, decay, learning_rate):
+def test_rates_decay_as_by_the_formula_of_the_original_but_once_less(num_layers, decay, learning_rate):
     model = make_electra(num_layers)
-    for off_by_one in (True, False):
-        rates = rates_by_name(model, layerwise_groups(model, learning_rate, decay, 0.0, off_by_one=off_by_one))
-        assert rates.keys() == dict(model.named_parameters()).keys()
-        for name, rate in rates.items():
-            wanted = original_rate(name, learning_rate, decay, num_layers)
-            # The original decays everything but the head once more.
-            wanted /= 1 if off_by_one or "classifier." in name else decay
-            assert rate == pytest.approx(wanted, rel=1e-12)
-        assert list(rates.values()) == sorted(rates.values(), reverse=True)  # the head first
+    rates = rates_by_name(model, layerwise_groups(model, learning_rate, decay, 0.0))
+    assert rates.keys() == dict(model.named_parameters()).keys()
+    for name, rate in rates.items():
+        wanted = original_rate(name, learning_rate, decay, num_layers)
+        # The original decays everything but the head once more.
+        wanted /= 1 if "classifier." in name else decay
+        assert rate == pytest.approx(wanted, rel=1e-12)
+    assert list(rates.values()) == sorted(rates.values(), reverse=True)  # the head first
 
 
 def test_frozen_parameters_are_left_out_and_do_not_change_the_depths():

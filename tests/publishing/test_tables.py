@@ -120,9 +120,8 @@ def test_runs_without_a_finite_score_are_left_out_and_named():
 
 
 def test_the_caption_tells_how_few_examples_a_score_is_of():
-    few = {"max_eval_samples": 50, "max_train_samples": 64}
-    data = {"train": {"examples": 64}, "dev": {"examples": 50}}
-    run = evaluation_record("rte", arguments={**FIRST.arguments, **few}, data=data)
+    few = {"max_pairs": 50, "max_train_samples": 64}
+    run = evaluation_record("rte", arguments={**FIRST.arguments, **few}, data={"train": {"examples": 64}})
     (sentence,) = [line for line in cells([run])[1].splitlines() if line.startswith(f"rte, {MODEL}:")]
     assert all(number in sentence for number in ("50", "64"))
     assert "examples" not in cells([FIRST])[1]

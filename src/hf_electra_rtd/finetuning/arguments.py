@@ -37,7 +37,6 @@ class TaskArguments:
     layerwise_lr_decay: float | None = flag(
         None, "Factor of the learning rate from one layer to the layer below. 1: none.", "(0, 1]"
     )
-    layerwise_lr_decay_off_by_one: bool = flag(False, "Decay the top layer twice, as the original's code does.")
     max_seq_length: int | None = flag(None, "Tokens per example. Default: depends on the task.", "[3, inf)")
     doc_stride: int = flag(128, "Question answering: tokens that two windows of a context share.", "[0, inf)")
     max_query_length: int = flag(64, "Question answering: tokens of a question; longer ones are cut off.", "[1, inf)")
@@ -51,9 +50,6 @@ class TaskArguments:
         "none", "Classification: balanced gives every class the same weight."
     )
     max_train_samples: int | None = flag(None, "Train on this many examples, drawn at random.", "[1, inf)")
-    max_eval_samples: int | None = flag(
-        None, "Evaluate on this many dev examples; test splits stay whole.", "[1, inf)"
-    )
     predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
     keep_models: Literal["best", "all", "none"] = flag("best", "Which fine-tuned models to keep (best: by dev score).")
     overwrite_output_dir: bool = flag(False, "Delete the results of these tasks in output_dir.")
@@ -150,9 +146,6 @@ class FineTuningArguments(TrainingArguments):
     warmup_steps: float = flag(FINETUNING["warmup_steps"], "Steps of warm-up; below 1: a share of all steps.")
     weight_decay: float = flag(FINETUNING["weight_decay"], "Decoupled weight decay (paper, Table 7: none).")
     adam_epsilon: float = flag(FINETUNING["adam_epsilon"], "Epsilon of Adam.")
-    early_stopping_patience: int | None = flag(
-        None, "With --select best: stop after this many evaluations without a better score.", "[1, inf)"
-    )
     bias_correction: bool = flag(False, "Use Adam's bias correction. The original does not.")
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
@@ -180,7 +173,6 @@ _LABELED = ("task_kind=classification", "task_kind=multi_label", "task_kind=tagg
 _NOT_OF_EMBEDDINGS = (
     "lora",
     "layerwise_lr_decay",
-    "layerwise_lr_decay_off_by_one",
     "select=best",
     "bias_correction",
     "eval_strategy=steps",
@@ -202,8 +194,6 @@ RULES = (
     Rule("merge_adapter", "", needs=("lora",), excludes=("keep_models=none",), changes_nothing=True),
     Rule("push_to_hub", "There would be no model to publish.", excludes=("keep_models=none",)),
     Rule("push_to_hub", "No stock class does what this model does.", excludes=("task_kind=correction",)),
-    Rule("layerwise_lr_decay_off_by_one", "", excludes=("layerwise_lr_decay=1.0", "lora"), changes_nothing=True),
-    Rule("early_stopping_patience", "", needs=("select=best",)),
     Rule("eval_delay", "It may leave nothing to choose from.", excludes=("select=best",)),
     Rule("lr_scheduler_type=reduce_lr_on_plateau", "It lowers the rate when a score rises."),
     Rule("lr_scheduler_type=greedy", "It needs a loss of the dev split."),

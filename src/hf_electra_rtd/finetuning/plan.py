@@ -47,14 +47,11 @@ _FLAGS = (
     "max_grad_norm",
     "train_sampling_strategy",
     "neftune_noise_alpha",
-    "early_stopping_patience",
     "select",
-    "layerwise_lr_decay_off_by_one",
     "doc_stride",
     "max_query_length",
     "class_weights",
     "max_train_samples",
-    "max_eval_samples",
 )
 
 

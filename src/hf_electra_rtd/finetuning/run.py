@@ -39,12 +39,10 @@ def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
     flags = plan.flags
     task = job.task
     job.splits = load_task(task, flags.data_dir, test=plan.predicts, optional_test=len(plan.jobs) > 1)
-    most = {"train": flags.max_train_samples, **dict.fromkeys(task.dev_splits, flags.max_eval_samples)}
-    for name, split in job.splits.items():
-        number = most.get(name)
-        if number is not None and number < len(split.examples):
-            chosen = random.Random(0).sample(range(len(split.examples)), number)
-            split.examples = split.examples.select(sorted(chosen))
+    train = job.splits["train"]
+    if flags.max_train_samples is not None and flags.max_train_samples < len(train.examples):
+        chosen = random.Random(0).sample(range(len(train.examples)), flags.max_train_samples)
+        train.examples = train.examples.select(sorted(chosen))
     _fit_to_labels(plan, job)
     if plan.is_main:
         directory = plan.directory / task.name

@@ -58,7 +58,6 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
             args,
             job.kind,
             job.settings["layerwise_lr_decay"],
-            job.settings["layerwise_lr_decay_off_by_one"],
             train=splits["train"],
             dev=splits[job.task.dev_splits[0]] if job.task.dev_splits else None,
             settings=described,  # kept in checkpoints

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, TrainerState
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_electra_rtd.finetuning.arguments import ONE_GPU_EACH, FineTuningArguments
@@ -72,7 +72,6 @@ class FineTuner(OriginalTrainer):
         args: FineTuningArguments,
         kind: Kind,
         layerwise_lr_decay: float = 1.0,
-        off_by_one: bool = False,
         train: Split | None = None,
         dev: Split | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -82,7 +81,6 @@ class FineTuner(OriginalTrainer):
         self.dev = dev
         self.settings = dict(settings or {})
         self.layerwise_lr_decay = layerwise_lr_decay
-        self.off_by_one = off_by_one
         self.evaluation_seconds = 0.0
         super().__init__(
             model=model,
@@ -95,9 +93,6 @@ class FineTuner(OriginalTrainer):
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(f"Fine-tuning needs the whole model in each process. {ONE_GPU_EACH}")
         self.add_callback(_FineTuningCallback)
-        if args.early_stopping_patience:
-            self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
-            args.restore_callback_states_from_checkpoint = True  # its count goes on
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
@@ -112,7 +107,7 @@ class FineTuner(OriginalTrainer):
 
     def _groups(self, model: Any) -> list[dict[str, Any]]:
         args: Any = self.args
-        return layerwise_groups(model, args.learning_rate, self.layerwise_lr_decay, args.weight_decay, self.off_by_one)
+        return layerwise_groups(model, args.learning_rate, self.layerwise_lr_decay, args.weight_decay)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._save_whole(model, trial, self.settings)
@@ -125,16 +120,6 @@ class FineTuner(OriginalTrainer):
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         loss = self.kind.loss(outputs, inputs) * processes / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing where a run goes on from where it stopped early: the Trainer would take one step more."""
-        is_stopped = any(
-            isinstance(callback, EarlyStoppingCallback)
-            and callback.early_stopping_patience_counter >= callback.early_stopping_patience
-            for callback in self.callback_handler.callbacks
-        )
-        if not is_stopped:
-            super()._run_epoch(*args, **kwargs)
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
         """Predictions for the examples of a split with features, and the scores of the labeled ones (none: empty).
@@ -170,14 +155,14 @@ class FineTuner(OriginalTrainer):
 
 
 def layerwise_groups(
-    model: PreTrainedModel, learning_rate: float, decay: float, weight_decay: float, off_by_one: bool = False
+    model: PreTrainedModel, learning_rate: float, decay: float, weight_decay: float
 ) -> list[dict[str, Any]]:
     """Groups of parameters with a learning rate for each depth, those of the head first; at each depth one with weight
     decay and one without (biases and LayerNorm). A `decay` of 1 needs no layers.
 
     The head has `learning_rate`, layer i of n (from 0) `learning_rate * decay^(n - i)`, and the embeddings with their
     projection are decayed n + 1 times: so we read the paper (Table 7). The original's code decays everything below the
-    head once more (google-research/electra model/optimization.py, `_get_layer_lrs`); so does `off_by_one`.
+    head once more (google-research/electra model/optimization.py, `_get_layer_lrs`).
     """
     groups = get_parameter_groups(model, weight_decay)
     if decay == 1:
@@ -185,7 +170,7 @@ def layerwise_groups(
     heights = layer_heights(model)
     result = []
     for height in sorted(set(heights.values())):
-        rate = learning_rate * decay ** (height + 1 if off_by_one and height else height)
+        rate = learning_rate * decay**height
         for group in groups:
             parameters = [parameter for parameter in group["params"] if heights[id(parameter)] == height]
             if parameters:

@@ -205,13 +205,9 @@ def _hash(described: Mapping[str, Any]) -> str:
 
 
 def limits(run: EvaluationRecord) -> list[str]:
-    """What a run's score is of, where it was evaluated or trained on fewer examples than the task has."""
+    """What a run's score is of, where it was evaluated on fewer pairs or trained on fewer examples than there are."""
     arguments = run.arguments
     sentences = []
-    if arguments.get("max_eval_samples"):
-        split = _scored_split(run)
-        number = run.data.get(split, {}).get("examples", arguments["max_eval_samples"])
-        sentences.append(f"on {number} examples of {split}")
     if arguments.get("max_pairs"):
         sentences.append(f"on the first {arguments['max_pairs']} pairs of each paradigm")
     if arguments.get("max_train_samples"):

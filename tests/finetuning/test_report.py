@@ -88,7 +88,6 @@ def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_erro
     assert first["probability"] == pytest.approx(max(probabilities[row]))
     for shown in (f"95% interval {low:.1%} to {high:.1%}", "always 'no'", first["text"]):
         assert shown in text
-    assert (tmp_path / "confusion_dev.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_report_of_numbers_has_errors_in_their_unit(make, tmp_path):
@@ -159,7 +158,6 @@ def test_a_run_leaves_a_report_of_what_is_labeled_beside_its_predictions(finishe
     assert {path.name for path in run.glob("report_*")} == {"report_dev.json", "report_dev.txt"}
     report = json.loads((run / "report_dev.json").read_text())
     assert (report["examples"], report["metric"]) == (60, "accuracy")
-    assert (run / "confusion_dev.png").exists()
     kept = EvaluationRecord.load(run).reports["dev"]
     assert kept == {name: report[name] for name in ("interval", "baseline", "classes", "data")}
 

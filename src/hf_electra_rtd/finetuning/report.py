@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from hf_electra_rtd.base.files import write_text, writing
+from hf_electra_rtd.base.files import write_text
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds import Kind
 
@@ -27,7 +26,6 @@ SLOW_RESAMPLES = 300  # of others, which are computed for each sample
 INTERVAL = (0.025, 0.975)
 _SEED = 0  # one for all, so that models are compared on the same samples
 _WORST = 10  # errors
-_MOST_DRAWN = 20  # classes in the picture
 _LONGEST = 300  # characters of a text to read
 _IN_RECORD = ("interval", "baseline", "constant_prediction", "mae", "rmse", "classes", "data")
 _CORRELATIONS = ("matthews", "pearson", "spearman")
@@ -36,9 +34,8 @@ _CORRELATIONS = ("matthews", "pearson", "spearman")
 def write_report(
     directory: Path, name: str, kind: Kind, predictions: Sequence[Any], scores: dict[str, float], split: Split
 ) -> dict[str, dict[str, Any]]:
-    """Writes `report_<name>.json`, the same to read as `.txt`, and for up to 20 classes `confusion_<name>.png`;
-    nothing where no example is labeled. Returns what the record holds of it, by the split's name. Warns of a model
-    that always predicts the same."""
+    """Writes `report_<name>.json`, and the same to read as `.txt`; nothing where no example is labeled. Returns what
+    the record holds of it, by the split's name. Warns of a model that always predicts the same."""
     if not scores:
         return {}
     known = [row for row, reference in enumerate(kind.references(split.examples)) if reference is not None]
@@ -66,8 +63,6 @@ def write_report(
     write_text(directory / f"report_{name}.json", json.dumps(report, ensure_ascii=False) + "\n")
     paragraphs = list(_to_read(report))
     write_text(directory / f"report_{name}.txt", "\n\n".join(paragraphs) + "\n")
-    if 0 < len(report.get("labels", ())) <= _MOST_DRAWN:
-        _draw_confusion(report, directory / f"confusion_{name}.png")
     logger.info(paragraphs[0])
     for value in constant.values():
         logger.warning(f"{title}: the model predicts nothing but {_shown(value)}.")
@@ -232,19 +227,3 @@ def _table(rows: Sequence[Sequence[Any]]) -> str:
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.rjust, row, widths)) for row in cells)
-
-
-def _draw_confusion(report: Mapping[str, Any], path: Path) -> None:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from sklearn.metrics import ConfusionMatrixDisplay
-
-    # Labels are no formulas.
-    with writing(path) as partial, rc_context({"text.parse_math": False}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a font has not all characters
-        side = 3 + 0.5 * len(report["labels"])
-        figure = Figure(figsize=(side, side), dpi=110, layout="constrained")
-        display = ConfusionMatrixDisplay(np.array(report["confusion"]), display_labels=report["labels"])
-        display.plot(ax=figure.subplots(), cmap="Blues", colorbar=False, xticks_rotation=90)
-        figure.suptitle(report["title"])
-        figure.savefig(partial, format="png", metadata={"Software": None})

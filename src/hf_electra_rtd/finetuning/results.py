@@ -44,7 +44,6 @@ _OURS = (
     "predictions_*.jsonl",
     "report_*.json",
     "report_*.txt",
-    "confusion_*.png",
     "runs",
 )
 

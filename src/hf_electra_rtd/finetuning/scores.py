@@ -186,8 +186,7 @@ def score_squad_v2(
     language: str = "en",
 ) -> dict[str, float]:
     """Exact match and F1 by the rules of SQuAD 2.0 (its `evaluate-v2.0.py`): as `score_answers`, but to a question
-    without answers the empty text is right. As in the official script, the best threshold is sought question
-    by question, and is 0 where it is best to answer none.
+    without answers the empty text is right.
 
     Args:
         predictions: the answers that would be given if there must be one.
@@ -196,24 +195,19 @@ def score_squad_v2(
 
     Returns:
         `exact_match` and `f1`; the same of the questions with an answer (`has_answer_f1`, ...) and of those without
-        (`no_answer_f1`, ...), where there are any; `best_f1`, ... All are fractions.
+        (`no_answer_f1`, ...), where there are any. All are fractions.
     """
     normalized = _NORMALIZED.get(language, _squad_normalized)
     golds = [list(filter(normalized, texts)) or [""] for texts in answers]
     raw = _score_each(predictions, golds, language, f1_of_nothing=1.0)
     scores = np.asarray(no_answer_scores, dtype=np.float64)
     has_answer = np.array(list(map(bool, answers)))
-    surest = np.argsort(scores, kind="stable")
     result: dict[str, float] = {}
     for name, values in raw.items():
         counted = np.where(scores > threshold, ~has_answer, values)
         for prefix, rows in (("", has_answer | True), ("has_answer_", has_answer), ("no_answer_", ~has_answer)):
             if rows.any():
                 result[prefix + name] = fmean(counted[rows])
-        gains = np.where(has_answer, values, [-bool(prediction) for prediction in predictions])
-        totals = np.cumsum([(~has_answer).sum(), *gains[surest]])  # with none answered, the surest one, ...
-        best = int(totals.argmax())
-        result[f"best_{name}"] = float(totals[best]) / len(values)
     return result
 
 

@@ -22,7 +22,7 @@ from hf_electra_rtd.finetuning.scores import score_answers, score_squad_v2
 N_BEST = 20
 MAX_ANSWER_TOKENS = 30
 MAX_ANSWER_TOKENS_ZH = 100
-NO_ANSWER_THRESHOLD = 0.0  # as the evaluation of SQuAD 2.0 has it before a better one is sought on dev
+NO_ANSWER_THRESHOLD = 0.0
 _SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was nothing to read
 
 

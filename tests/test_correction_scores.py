@@ -51,7 +51,8 @@ def test_the_families_give_the_scores_worked_out_by_hand_and_differ():
     scores = score(SENTENCES)
     for family, expected in EXPECTED.items():
         for level, values in zip(LEVELS, expected, strict=True):
-            assert scores[family][level] == pytest.approx(values), (family, level)
+            found = {name: scores[f"{family}_{level}_{name}"] for name in values}
+            assert found == pytest.approx(values), (family, level)
     counts = {"sentences": 9, "wrong_sentences": 6, "flagged_sentences": 7, "false_positives": 1}
     counts |= {"wrong_parts": 8, "changed_parts": 8}
     assert {name: scores[name] for name in counts} == counts
@@ -66,21 +67,21 @@ def test_a_corrector_that_changes_nothing_scores_0_and_the_reference_scores_1():
         assert scores["false_positive_rate"] == 0
         for family in EXPECTED:
             for level in LEVELS:
-                assert {scores[family][level][name] for name in ("precision", "recall", "f1")} == {value}
-    assert identity["bakeoff"]["correction"]["accuracy"] == 3 / 9  # the right sentences
+                assert {scores[f"{family}_{level}_{name}"] for name in ("precision", "recall", "f1")} == {value}
+    assert identity["bakeoff_correction_accuracy"] == 3 / 9  # the right sentences
 
 
 def test_the_rule_of_sighan_2013_takes_back_changes_to_de():
     sentences = [("他跑的快", "他跑得快", "他跑的快"), ("高兴的笑新", "高兴地笑心", "高兴的笑心")]
-    assert score(sentences)["sentence"]["correction"]["hits"] == 0
+    assert score(sentences)["sentence_correction_hits"] == 0
     scores = score(sentences, ignored=SIGHAN13)
-    assert scores["sentence"]["correction"] == {"precision": 1, "recall": 1, "f1": 1, "hits": 1}
+    assert scores["sentence_correction_f1"] == scores["sentence_correction_hits"] == 1
     assert scores["false_positive_rate"] == 0
 
 
 def test_english_is_scored_by_words_whatever_their_lengths():
     scores = score([("I saw teh recieved letter", "I saw the received letter", "I saw the received letter")])
-    assert scores["wrong_parts"] == scores["character"]["correction"]["hits"] == 2
+    assert scores["wrong_parts"] == scores["character_correction_hits"] == 2
     assert align('"teh!', '"three!') == [('"teh!', '"three!')]  # one word, too
     assert align("a新", "b心") == [("a", "b"), ("新", "心")]
 

@@ -16,9 +16,8 @@ correction over detected characters only, which gives far higher numbers; these 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from hf_electra_rtd.base.files import reading
 from hf_electra_rtd.base.tasks import Task
@@ -53,9 +52,10 @@ def _find_changes(source: str, other: str) -> dict[int, str]:
 
 def score_correction(
     sources: Sequence[str], predictions: Sequence[str], references: Sequence[str], ignored: str = ""
-) -> dict[str, Any]:
-    """Scores of corrected sentences, by family and level, with the counts that they are made of, and the
-    `false_positive_rate`: the share of right sentences that were flagged. What has nothing to divide by is 0.
+) -> dict[str, float]:
+    """Scores of corrected sentences by family, level and name (`sentence_correction_f1`), with the counts that they
+    are made of, and the `false_positive_rate`: the share of right sentences that were flagged. What has nothing to
+    divide by is 0.
 
     Changes to `ignored` parts (`SIGHAN13`) are taken back before. Raises ValueError for numbers of sentences that
     differ, and for texts of which one has more parts.
@@ -79,7 +79,7 @@ def score_correction(
         hits["character"]["detection"] += len(made.keys() & right.keys())
         hits["character"]["correction"] += len(made.items() & right.items())
     clean = len(sources) - wrong
-    scores: dict[str, Any] = {"sentences": len(sources), "wrong_sentences": wrong, "flagged_sentences": flagged}
+    scores: dict[str, float] = {"sentences": len(sources), "wrong_sentences": wrong, "flagged_sentences": flagged}
     scores |= {"false_positives": false_positives, "wrong_parts": wrong_parts, "changed_parts": changed_parts}
     scores["false_positive_rate"] = ratio(false_positives, clean)
     for family, level in product(FAMILIES, LEVELS):
@@ -90,19 +90,11 @@ def score_correction(
         values |= {"f1": ratio(2 * hit, made_by + asked), "hits": hit}
         if family == "bakeoff":
             values["accuracy"] = ratio(hit + clean - false_positives, len(sources))
-        scores.setdefault(family, {})[level] = values
+        scores |= {f"{family}_{level}_{name}": value for name, value in values.items()}
     return scores
 
 
-def flat_scores(scores: Any) -> dict[str, float]:
-    """Shares and counts by one name each, such as `sentence_correction_f1`, and the `false_positive_rate`."""
-    shares = {"false_positive_rate": scores["false_positive_rate"]}
-    for family, level in product(FAMILIES, LEVELS):
-        shares |= {f"{family}_{level}_{name}": float(value) for name, value in scores[family][level].items()}
-    return shares
-
-
-def describe_scores(scores: Any) -> str:
+def describe_scores(scores: Mapping[str, float]) -> str:
     """The scores as a table to read, in per cent."""
     lines = [
         f"{scores['sentences']:,} sentences, {scores['wrong_sentences']:,} of them wrong; "
@@ -111,7 +103,8 @@ def describe_scores(scores: Any) -> str:
         f"{'':22}{'precision':>10}{'recall':>8}{'F1':>8}{'hits':>8}",
     ]
     for family, level in product(FAMILIES, LEVELS):
-        precision, recall, f1 = (100 * scores[family][level][name] for name in ("precision", "recall", "f1"))
-        shares = f"{precision:>10.1f}{recall:>8.1f}{f1:>8.1f}"
-        lines.append(f"{family:10} {level:11}{shares}{scores[family][level]['hits']:>8,}")
+        names = (f"{family}_{level}_{name}" for name in ("precision", "recall", "f1", "hits"))
+        precision, recall, f1, hits = (scores[name] for name in names)
+        shares = f"{100 * precision:>10.1f}{100 * recall:>8.1f}{100 * f1:>8.1f}"
+        lines.append(f"{family:10} {level:11}{shares}{hits:>8,}")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, DataCollatorForTokenClassificatio
 
 from hf_electra_rtd.data.units import cut_text, find_units, replace_parts, replacement
 from hf_electra_rtd.encoders.outputs import HeadOutput
-from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_correction
+from hf_electra_rtd.finetuning.correction_scores import score_correction
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.ops import IGNORED, best_and_lead
 
@@ -156,5 +156,5 @@ class CorrectionKind(Kind):
         """The metrics of the task, named by family, level and measure."""
         sources = [prediction["source"] for prediction in predictions]
         texts = [prediction["text"] for prediction in predictions]
-        scores = flat_scores(score_correction(sources, texts, references))
+        scores = score_correction(sources, texts, references)
         return {name: scores[name] for name in self.task.metrics}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.inference.correction import Corrector
 from hf_electra_rtd.inference.detection import FILL_COLUMNS, Detector, detect, fill_rows, load_for_detection
 from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH
@@ -42,9 +42,8 @@ table.fills th, table.fills td {padding: 2px 12px 2px 4px; text-align: left; whi
 class DemoArguments:
     """Which model, and where the page is."""
 
-    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
-    generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
-    discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
+    model: str = required("Run, checkpoint, joint model or discriminator: a directory or a Hub id.")
+    generator: str | None = flag(None, "Directory or Hub id, in place of the model's own.")
     corrector: str | None = flag(None, "What `finetune --task_kind correction` wrote: also show a tab that corrects.")
     runtime: str = flag(TORCH, "onnx, onnx-int8: --model and --corrector are exports.", choices=RUNTIMES)
     port: int = flag(7860, "Of this machine.", "[1, 65535]")
@@ -70,7 +69,7 @@ def make_demo(arguments: DemoArguments) -> Any:
     """The page, with models loaded. What fails with a text is told in place of the answer."""
     import gradio
 
-    named = {name: getattr(arguments, name) for name in ("model", "generator", "discriminator", "runtime")}
+    named = {name: getattr(arguments, name) for name in ("model", "generator", "runtime")}
     generator, discriminator, tokenizer = load_for_detection(**named)
     detector = Detector(discriminator, tokenizer)
 

@@ -201,14 +201,13 @@ def test_text_that_is_unknown_is_refused_of_files_alone_and_leaves_no_output(
     ("arguments", "name"),
     [
         *((correction.CorrectArguments, name) for name in ("file", "model", "confusion_file")),
-        *((detection.DetectArguments, name) for name in ("file", "model", "discriminator", "generator")),
+        *((detection.DetectArguments, name) for name in ("file", "model", "generator")),
     ],
 )
 def test_what_is_written_replaces_nothing_that_is_read(arguments, name):
-    given = {"model": "m"} if name in ("file", "confusion_file") else {"discriminator": "d"} if name != "model" else {}
-    given |= {"as_is": True} if arguments is detection.DetectArguments else {}
+    given = {"as_is": True} if arguments is detection.DetectArguments else {}
     with pytest.raises(ValueError, match="replace"):
-        arguments(**given | {name: "a"}, output_file="a")
+        arguments(**{"model": "m", **given, name: "a"}, output_file="a")
 
 
 def test_corrections_of_a_table_are_scored(corrector_directory, tmp_path, capsys, monkeypatch):

@@ -124,13 +124,13 @@ def directory(model, tokenizer, tmp_path):
 
 def test_a_run_a_checkpoint_and_two_towers_load_the_same_models(directory, model, tokenizer, tmp_path):
     shutil.copytree(directory, tmp_path / "checkpoint-5", ignore=shutil.ignore_patterns("generator", "discriminator"))
-    parts = {name: str(directory / name) for name in ("generator", "discriminator")}
+    parts = {"generator": str(directory / "generator"), "model": str(directory / "discriminator")}
     expected = Detector(model.discriminator, tokenizer)("the old mill")
     for named, as_is in (
         ({"model": str(directory)}, False),
         ({"model": str(tmp_path / "checkpoint-5")}, False),
         (parts, False),
-        ({"discriminator": parts["discriminator"]}, True),
+        ({"model": parts["model"]}, True),
         ({"model": str(directory)}, True),
     ):
         generator, discriminator, loaded_tokenizer = load_for_detection(**named, as_is=as_is)
@@ -157,12 +157,10 @@ def broken(directory, tmp_path):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({}, "model"),
-        ({"model": "a", "discriminator": "b"}, "discriminator"),
         ({"model": "{}/alone"}, "generator"),
         ({"model": "{}/mlm-joint"}, "mlm-joint.*replace_mlm"),
-        ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "55 and 60"),
-        ({"discriminator": "{}/other/discriminator", "as_is": True}, "discriminator"),
+        ({"generator": "{}/other/generator", "model": "{}/run/discriminator"}, "55 and 60"),
+        ({"model": "{}/other/discriminator", "as_is": True}, "discriminator"),
         ({"model": "{}/words"}, "58 .* 55"),
         ({"model": "{}/mlm-joint", "runtime": "onnx"}, "onnx"),
     ],
@@ -196,7 +194,7 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     assert sum(ratios) / len(original) == pytest.approx(1, abs=0.05)  # of the average
     main(["--model", str(directory), "", SENTENCE])
     assert lines(capsys.readouterr().out, "original") == [original]
-    main(["--discriminator", f"{directory}/discriminator", "--as_is", SENTENCE, "was it"])
+    main(["--model", f"{directory}/discriminator", "--as_is", SENTENCE, "was it"])
     text = capsys.readouterr().out
     assert lines(text, "sentence")[1] == ["was", "it"]
     assert re.fullmatch(r"x \d+\.\d x \d+\.\d", " ".join(lines(text, "suspicion")[1]))

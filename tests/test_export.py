@@ -142,7 +142,7 @@ def test_a_directory_without_a_record_is_no_export_and_one_with_a_file_of_others
 
 def test_the_graph_of_another_network_is_refused_as_the_network_is(detector):
     with pytest.raises(ValueError, match=f"{detector}.*generator"):
-        load_for_detection(generator=str(detector), discriminator=str(detector), runtime="onnx")
+        load_for_detection(str(detector), str(detector), runtime="onnx")
 
 
 def test_an_export_is_published_whole(detector):

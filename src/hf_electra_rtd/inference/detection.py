@@ -14,7 +14,7 @@ score texts as they are: those given, or the lines of a file or of the standard 
 words in the same form. If a part of a text cannot be judged, `skipped` says why.
 
 `--model` is the directory of a run or of its networks, a checkpoint, or a directory or Hub id of a saved joint model.
-Networks elsewhere are named one by one (`--generator`, `--discriminator`); `--as_is` needs only the discriminator.
+A discriminator alone is enough for `--as_is`; else `--generator` names its generator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.data.units import find_units
@@ -45,7 +45,7 @@ from hf_electra_rtd.inference.judging import EMPTY, TEXT_RULES, TextArguments, T
 from hf_electra_rtd.ops import num_masked, sample_tokens
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
-from hf_electra_rtd.pair.places import DETECTOR, GENERATOR, NETWORKS, PAIR, RUN, identify
+from hf_electra_rtd.pair.places import DETECTOR, GENERATOR, identify
 from hf_electra_rtd.pair.towers import load_detector, load_masked_lm
 from hf_electra_rtd.training import console
 
@@ -55,14 +55,13 @@ _ERROR_RATE = 0.02
 _REPLACED_RATE = 0.13
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DetectArguments(TextArguments):
     """Which model, which texts, and what is shown of them."""
 
-    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
+    model: str = required("Run, checkpoint, joint model or discriminator: a directory or a Hub id.")
     threshold: float = flag(0.5, "A word is wrong above this probability.", "[0, 1]")
-    generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
-    discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
+    generator: str | None = flag(None, "Directory or Hub id, in place of the model's own.")
     as_is: bool = flag(False, "Score the texts as they are; mask nothing.")
     error_rate: float = flag(_ERROR_RATE, "Share of wrong words that is expected in the texts.", "(0, 1)")
     mask: list[str] | None = flag(None, "Words, or parts of words, to mask, at every occurrence.")
@@ -73,10 +72,8 @@ class DetectArguments(TextArguments):
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
-        if self.model is None and self.discriminator is None:
-            raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
         if self.output_file is not None:
-            check_output(self.output_file, self.file, self.model, self.generator, self.discriminator)
+            check_output(self.output_file, self.file, self.model, self.generator)
         if not self.as_is and not self.texts:
             raise ValueError("TEXT is missing. Give sentences before --mask, or add --as_is.")
 
@@ -86,7 +83,6 @@ _OF_TEXTS = ("format", "threshold", "error_rate", "max_length", "batch_size")
 _OF_MASKS = ("generator", "mask_probability", "temperature", "top_k", "seed")
 RULES = (
     *TEXT_RULES,
-    Rule("model", "It names both networks.", excludes=("generator", "discriminator")),
     Rule("mask", "Each says what is scored.", excludes=("as_is",)),
     Rule("mask_probability", "It is of tokens at random.", excludes=("mask",), changes_nothing=True),
     *(Rule(name, "It is of texts as they are.", needs=("as_is",)) for name in _READ_OR_WRITTEN),
@@ -98,8 +94,8 @@ RULES = (
 def main(argv: list[str]) -> None:
     (arguments,) = parse_arguments((DetectArguments,), argv, __doc__)
     disable_progress_bar()
-    towers = (arguments.model, arguments.generator, arguments.discriminator)
-    generator, discriminator, tokenizer = load_for_detection(*towers, arguments.as_is, arguments.runtime)
+    named = {name: getattr(arguments, name) for name in ("model", "generator", "as_is", "runtime")}
+    generator, discriminator, tokenizer = load_for_detection(**named)
     screen = console.open_console()
     if arguments.as_is:
         given = {name: getattr(arguments, name) for name in ("threshold", "error_rate", "max_length", "batch_size")}
@@ -117,30 +113,19 @@ def main(argv: list[str]) -> None:
 
 
 def load_for_detection(
-    model: str | None = None,
-    generator: str | None = None,
-    discriminator: str | None = None,
-    as_is: bool = False,
-    runtime: str = TORCH,
+    model: str, generator: str | None = None, as_is: bool = False, runtime: str = TORCH
 ) -> tuple[Any, Any, PreTrainedTokenizerBase]:
     """Loads a masked language model (None with `as_is`), a model for `detection_logits` and their tokenizer, in
     evaluation mode, from the directories or Hub ids that the flags of those names take. With a `runtime` of `RUNTIMES`
     other than torch, they are graphs, from the directories of exports."""
-    if (model is None) == (discriminator is None) or (model is not None and generator is not None):
-        raise ValueError("Give either model, or discriminator (and generator).")
-    place = identify(str(model or discriminator))
-    if model is not None and place.kind not in (RUN, PAIR, NETWORKS):
-        raise place.error("a run, a checkpoint or a saved pair, or give a single network as discriminator")
+    place = identify(model)
     place.refuse_energies()
     is_graph = runtime != TORCH
-    source = place.detector or str(discriminator or place.pair)
+    source = str(place.detector or place.pair)
     fills: Any = None
     detector: Any
-    if discriminator is not None or place.detector is not None:
+    if place.detector is not None:
         detector = load_onnx(source, runtime, kind=DETECTOR) if is_graph else load_detector(source)
-        generator = generator or place.generator
-        if generator is not None and not as_is:
-            fills = load_onnx(generator, runtime, kind=GENERATOR) if is_graph else load_masked_lm(generator)
     elif place.pair is None or is_graph:
         raise place.error("a run, or its discriminator (of a run what `hf-electra-rtd export` made, for onnx)")
     else:
@@ -149,6 +134,9 @@ def load_for_detection(
             raise ValueError(f"{source} was trained with objective={joint.config.objective!r}: it detects nothing.")
         detector = joint.native_discriminator()
         fills = joint.generator if joint.config.exports_generator and not as_is else None
+    generator = generator or place.generator
+    if generator is not None and not as_is:
+        fills = load_onnx(generator, runtime, kind=GENERATOR) if is_graph else load_masked_lm(generator)
     if fills is None and not as_is:
         raise ValueError(f"{place.name} has no generator. Name one (generator), or take texts as they are (as_is).")
     tokenizer = load_tokenizer(source)
@@ -203,11 +191,9 @@ class Detector(TextJudge):
         self._shift = _log_odds(error_rate) - _log_odds(_REPLACED_RATE)
 
     @classmethod
-    def from_pretrained(
-        cls, model: str | None = None, *, discriminator: str | None = None, runtime: str = TORCH, **options: Any
-    ) -> Detector:
-        """Loads a run, a checkpoint or a joint model, or a discriminator; `options` are those of the class."""
-        _, tower, tokenizer = load_for_detection(model, None, discriminator, as_is=True, runtime=runtime)
+    def from_pretrained(cls, model: str, *, runtime: str = TORCH, **options: Any) -> Detector:
+        """Loads a run, a checkpoint, a joint model or a discriminator; `options` are those of the class."""
+        _, tower, tokenizer = load_for_detection(model, as_is=True, runtime=runtime)
         return cls(tower, tokenizer, **options)
 
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:

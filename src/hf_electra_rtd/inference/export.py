@@ -167,7 +167,7 @@ def _open_tower(name: str) -> Source:
     if place.kind == GENERATOR:
         return Source(name, "generator", "generator", load_masked_lm(name).eval(), load_tokenizer(name))
     if place.kind == DETECTOR:
-        _, model, tokenizer = load_for_detection(discriminator=name, as_is=True)
+        _, model, tokenizer = load_for_detection(name, as_is=True)
         return Source(name, "detector", "detector", model.cpu(), tokenizer)
     raise place.error("a run, one of its networks, or a fine-tuned model")
 

@@ -1,6 +1,5 @@
 """Scores equal what their formulas give, or the official scripts, are never NaN, and refuse what cannot be scored."""
 
-import math
 from collections import Counter
 
 import numpy as np
@@ -85,10 +84,6 @@ def test_tags_are_scored_as_counting_chunks_does(rows):
 # ---- Answers ----
 
 
-def squad_v2(predictions, answers, scores=None, threshold=math.inf):
-    return score_squad_v2(predictions, answers, scores or [1.0] * len(predictions), threshold)
-
-
 def cmrc(predictions, answers):
     return score_answers(predictions, answers, "zh")
 
@@ -150,20 +145,20 @@ def test_answers_are_compared_by_the_rules_of_squad_korquad_and_cmrc(language, p
     found = score_answers([prediction], [answers], language)
     assert found == {"exact_match": exact, "f1": pytest.approx(f1)}
     if language != "zh":
-        answered = score_squad_v2([prediction], [answers], [0.0], 1.0, language)
+        answered = score_squad_v2([prediction], [answers], language)
         assert {name: answered[name] for name in found} == found
 
 
 def test_what_normalization_empties_is_where_squad_1_and_2_part():
     assert score_answers(["a"], [["The"]]) == {"exact_match": 1.0, "f1": 0.0}  # no shared word
-    assert squad_v2(["a"], [["The"]])["f1"] == 1.0
+    assert score_squad_v2(["a"], [["The"]])["f1"] == 1.0
     # SQuAD 2.0 leaves out such answers where there are others.
     assert score_answers(["!"], [["The", "cat"]])["exact_match"] == 1.0
-    assert squad_v2(["!"], [["The", "cat"]])["exact_match"] == 0.0
+    assert score_squad_v2(["!"], [["The", "cat"]])["exact_match"] == 0.0
 
 
 def test_an_unanswerable_question_is_right_without_an_answer_only():
-    found = squad_v2(["", "a dog", "the", "cat", ""], [[], [], [], ["cat"], ["cat"]])
+    found = score_squad_v2(["", "a dog", "the", "cat", ""], [[], [], [], ["cat"], ["cat"]])
     assert found == {
         "exact_match": 3 / 5,
         "f1": 3 / 5,
@@ -172,16 +167,8 @@ def test_an_unanswerable_question_is_right_without_an_answer_only():
         "no_answer_exact_match": 2 / 3,
         "no_answer_f1": 2 / 3,
     }
-    assert not any(name.startswith("no_answer") for name in squad_v2(["x"], [["x"]]))
-    assert not any(name.startswith("has_answer") for name in squad_v2(["x"], [[]]))
-
-
-def test_above_the_threshold_a_question_counts_as_unanswered():
-    predictions, answers, scores = ["cat", "dog", "cow"], [["cat"], [], ["cow"]], [-3.0, 1.0, 1.5]
-    found = squad_v2(predictions, answers, scores, 0.5)
-    assert (found["exact_match"], found["has_answer_f1"], found["no_answer_f1"]) == (2 / 3, 1 / 2, 1.0)
-    assert squad_v2(predictions, answers, scores, 1.5)["exact_match"] == 2 / 3  # above, not at
-    assert squad_v2(predictions, answers, scores)["exact_match"] == 2 / 3
+    assert not any(name.startswith("no_answer") for name in score_squad_v2(["x"], [["x"]]))
+    assert not any(name.startswith("has_answer") for name in score_squad_v2(["x"], [[]]))
 
 
 CHINESE = st.text("北京上海市。", max_size=8)

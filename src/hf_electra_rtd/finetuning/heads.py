@@ -1,7 +1,4 @@
-"""From any encoder to a model with the head of a task, and with low-rank adapters (LoRA, by `peft`).
-
-B examples, L tokens of an example, H width of the encoder.
-"""
+"""From any encoder to a model with the head of a task, and with low-rank adapters (LoRA, by `peft`)."""
 
 from __future__ import annotations
 

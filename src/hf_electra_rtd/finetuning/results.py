@@ -13,7 +13,6 @@ from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import Task, guests
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.finetuning import heads
-from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
@@ -147,13 +146,13 @@ def save_result(
     job: Job,
     model: Any,
     record: EvaluationRecord,
-    splits: Mapping[str, Split],
     answers: Mapping[str, tuple[list[Prediction], dict[str, float]]],
     directory: Path,
 ) -> None:
     """Writes all of a run; `answers` are of each split but `train` the predictions with their scores. The record comes
     when all else is there, or when a report fails: that is no reason to train again."""
     remove_partial(directory)
+    splits = job.splits
     owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(job.task)}
     for name, (predictions, _) in answers.items():
         write_predictions(directory / record.predictions[name], predictions, splits[name], job.task.labels)

@@ -179,19 +179,10 @@ def score_answers(
 
 
 def score_squad_v2(
-    predictions: Sequence[str],
-    answers: Sequence[Sequence[str]],
-    no_answer_scores: Sequence[float],
-    threshold: float,
-    language: str = "en",
+    predictions: Sequence[str], answers: Sequence[Sequence[str]], language: str = "en"
 ) -> dict[str, float]:
     """Exact match and F1 by the rules of SQuAD 2.0 (its `evaluate-v2.0.py`): as `score_answers`, but to a question
     without answers the empty text is right.
-
-    Args:
-        predictions: the answers that would be given if there must be one.
-        no_answer_scores: probabilities or differences of logits; the higher, the more likely there is no answer.
-        threshold: above it, a question counts as left unanswered (the script's `--na-prob-thresh`).
 
     Returns:
         `exact_match` and `f1`; the same of the questions with an answer (`has_answer_f1`, ...) and of those without
@@ -199,15 +190,12 @@ def score_squad_v2(
     """
     normalized = _NORMALIZED.get(language, _squad_normalized)
     golds = [list(filter(normalized, texts)) or [""] for texts in answers]
-    raw = _score_each(predictions, golds, language, f1_of_nothing=1.0)
-    scores = np.asarray(no_answer_scores, dtype=np.float64)
     has_answer = np.array(list(map(bool, answers)))
     result: dict[str, float] = {}
-    for name, values in raw.items():
-        counted = np.where(scores > threshold, ~has_answer, values)
+    for name, values in _score_each(predictions, golds, language, f1_of_nothing=1.0).items():
         for prefix, rows in (("", has_answer | True), ("has_answer_", has_answer), ("no_answer_", ~has_answer)):
             if rows.any():
-                result[prefix + name] = fmean(counted[rows])
+                result[prefix + name] = fmean(np.array(values)[rows])
     return result
 
 

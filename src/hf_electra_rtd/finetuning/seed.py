@@ -93,7 +93,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
         **trained,
     )
     if plan.is_main:
-        save_result(plan, job, model, record, splits, answers, directory)
+        save_result(plan, job, model, record, answers, directory)
     PartialState().wait_for_everyone()
     return record
 

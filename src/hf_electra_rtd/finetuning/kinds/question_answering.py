@@ -22,7 +22,6 @@ from hf_electra_rtd.finetuning.scores import score_answers, score_squad_v2
 N_BEST = 20
 MAX_ANSWER_TOKENS = 30
 MAX_ANSWER_TOKENS_ZH = 100
-NO_ANSWER_THRESHOLD = 0.0
 _SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was nothing to read
 
 
@@ -161,7 +160,7 @@ class QuestionAnsweringKind(Kind):
             if best:
                 score = min(float(outputs[0][row, 0]) + float(outputs[1][row, 0]) for row, _ in windows) - best[0][1]
             prediction["no_answer_score"] = score
-            if score > NO_ANSWER_THRESHOLD:
+            if score > 0:
                 prediction["text"] = ""
         return prediction
 
@@ -169,12 +168,8 @@ class QuestionAnsweringKind(Kind):
         return [answers if answers or self.task.unanswerable else None for answers in examples["label"]]
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
-        if not self.task.unanswerable:
-            return score_answers([prediction["text"] for prediction in predictions], references, self.task.language)
-        # What would be answered if there must be an answer: the threshold is applied there.
-        texts = [prediction["nbest"][0]["text"] if prediction["nbest"] else "" for prediction in predictions]
-        sureness = [prediction["no_answer_score"] for prediction in predictions]
-        return score_squad_v2(texts, references, sureness, NO_ANSWER_THRESHOLD, self.task.language)
+        score = score_squad_v2 if self.task.unanswerable else score_answers
+        return score([prediction["text"] for prediction in predictions], references, self.task.language)
 
 
 def _best_spans(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[tuple[int, int, float]]:

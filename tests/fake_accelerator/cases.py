@@ -260,7 +260,6 @@ def examples(kind: str) -> datasets.Dataset:
 def tune(
     kind: str,
     device: FakeAccelerator,
-    head: str = "transformers",
     family: str = "electra",
     lora: bool = False,
     **options: Any,
@@ -269,8 +268,7 @@ def tune(
     task = Task("own", "Own", kind=kind, **OF_KIND[kind], **options)
     made = make_kind(task, tokenizer(), LENGTH, 4, 8)
     made.class_weights = weights
-    labels = task.labels
-    model = load_with_head(made.auto_class, encoder(family), head, labels, unanswerable=task.unanswerable)
+    model = load_with_head(made.auto_class, encoder(family), task.labels)
     if lora:
         model = add_adapters(model, encoder(family), r=2)
     args = FineTuningArguments(

@@ -113,7 +113,7 @@ class Corrector(TextJudge):
         for places, encoding, inputs in self.batches(pieces):
             output = self.model(**inputs_of(self.model.config, inputs), whole=True)
             shares_BL = output.detection_logits.cpu().double().sigmoid().tolist()  # MPS has no float64
-            best_BL2 = best_and_lead(output.logits, inputs["input_ids"]).tolist()
+            best_BL2 = best_and_lead(output.logits, inputs["input_ids"]).cpu().tolist()
             rows = zip(places, encoding.encodings, shares_BL, best_BL2, output.logits, strict=True)
             for place, *of_text in rows:
                 errors[place] = list(self._errors(pieces[place], *of_text))

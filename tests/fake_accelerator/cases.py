@@ -140,16 +140,14 @@ def eager(model: Any) -> Any:
 
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 WITHIN = {"document_attention": True}
-EXACT = {"exact_loss_normalization": True}
 RUNS: dict[str, Run] = {
     **dict(combinations()),
     "accumulated": Run(args=ACCUMULATED),
-    "exact normalization": Run(args={**ACCUMULATED, **EXACT}, packing="original"),
     "clipped apart": Run(args={"clip_separately": True, "generator_learning_rate": 1e-4}),
     "muon": Run({"sharing": "gdes"}, {"optim": "muon", "bias_correction": True}),
     "float32": Run(args={"bf16": False}),
     "padded, eager": Run(packing="original", change=eager),
-    "padded, electric": Run({"objective": "electric", "generator": "two_tower"}, EXACT, packing="original"),
+    "padded, electric": Run({"objective": "electric", "generator": "two_tower"}, packing="original"),
     "padded, all tokens": Run({"objective": "all_tokens_mlm"}, packing="original"),
     "documents, eager": Run(args=WITHIN, change=eager),
     "checkpointing, documents": Run(args=WITHIN, change=checkpointed),

@@ -7,25 +7,20 @@ from sklearn.metrics import roc_auc_score
 from transformers import TrainerState
 
 from hf_electra_rtd import (
-    ElectraForRTDPretraining,
     ElectraRTDOutput,
     RTDTrainer,
     RTDTrainingArguments,
 )
 from hf_electra_rtd.base.accounting import model_flops, paper_flops
-from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.pair.generators import MaskedLMGenerator
 from hf_electra_rtd.pair.objectives import ReplacedTokenDetection
 from hf_electra_rtd.training.meters import (
     Stopwatch,
     TrainingMeters,
-    count_items,
-    exact_loss,
     held_out_metrics,
     held_out_tensors,
     warn_if_flat,
 )
-from tests.conftest import pad_batch, tiny_config
 
 
 MEASURES = (*MaskedLMGenerator.measures, *ReplacedTokenDetection.measures)
@@ -153,27 +148,6 @@ def test_an_auc_near_chance_that_does_not_rise_is_warned_of_once(aucs, bigram, s
         warn_if_flat(state)
         warned += [state.global_step] * caplog.text.count(f"Step {state.global_step}: the discriminator")
     assert warned == ([] if warned_at is None else [warned_at])
-
-
-# ---- Exact normalization ----
-
-
-TWO_TOWER = {"generator": "two_tower", "special_token_ids": [2, 3, 4]}
-PAIRS = [{"objective": name, **(TWO_TOWER if each.needs_noise else {})} for name, each in OBJECTIVE_TRAITS.items()]
-
-
-@pytest.mark.parametrize("options", [*PAIRS, TWO_TOWER], ids=str)
-def test_exact_losses_of_uneven_batches_add_up_to_the_loss_of_one_batch(batch, options):
-    """Of every objective: what its losses are means over is what is counted."""
-    model = ElectraForRTDPretraining(tiny_config(**options)).eval()
-    whole = pad_batch(batch, 4)
-    whole["attention_mask"][2:5, 20:] = 0  # three shorter sequences
-    whole["labels"] = whole["labels"].masked_fill(whole["masked_positions"] >= 20, -100)
-    parts = [{name: tensor[some] for name, tensor in whole.items()} for some in (slice(0, 3), slice(3, 8))]
-    counts = torch.stack([count_items(model, part) for part in parts]).sum(dim=0)
-    assert torch.equal(counts, count_items(model, whole))
-    losses = [exact_loss(model, model(**part), part, counts) for part in parts]
-    assert sum(losses).item() == pytest.approx(model(**whole).loss.item(), rel=1e-5)
 
 
 # ---- The record ----

@@ -134,22 +134,6 @@ def test_accelerate_launches_two_processes_on_the_cpu(workplace):
     assert record.arguments["training"]["per_device_train_batch_size"] == SEQUENCES_PER_STEP // 2
 
 
-def test_exact_normalization_makes_uneven_sequences_the_same_run_however_they_are_batched(workplace, monkeypatch):
-    """1 x 16, 4 x 4, and two processes of 1 x 8 and 2 x 4; without it, they differ."""
-    uneven = ("--packing", "original", "--held_out_share", "0.2")
-    exact = (*uneven, "--exact_loss_normalization")
-    for name, flags in {"exact": exact, "exact-4x4": exact + ACCUMULATED, "means-4x4": uneven + ACCUMULATED}.items():
-        run_here(command(workplace, name, 1, *flags), monkeypatch)
-    quarters = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
-    runs = {"exact-2-8": exact, "exact-2-2x4": exact + quarters}
-    launch(workplace, [command(workplace, name, 2, *flags) for name, flags in runs.items()])
-    for name in ("exact-4x4", *runs):
-        assert_same_run(workplace / "exact", workplace / name)
-    curves = (PretrainingRecord.load(workplace / name).curves for name in ("exact", "means-4x4"))
-    losses, others = ([log["loss"] for log in curve if "loss" in log] for curve in curves)
-    assert max(abs(one - other) / one for one, other in zip(losses, others, strict=True)) > 1e-3
-
-
 def test_every_accelerate_config_can_be_read():
     from accelerate.commands.config.config_args import load_config_from_file
 

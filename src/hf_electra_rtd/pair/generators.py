@@ -54,10 +54,6 @@ class Generator:
         network: Any = masked_lm_class(config.model_type)
         return network(config)
 
-    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
-        """The number of tokens that the loss of a batch is a mean over: a scalar."""
-        return slots.labels.ne(IGNORED).sum()
-
     def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
         """Of each token of unmasked sequences, the log-probability that its context gives it: (B, L)."""
         raise ValueError(f"generator={self.config.generator!r} gives no probability of a token in its context.")
@@ -117,9 +113,6 @@ class TwoTowerGenerator(Generator):
             logits_BKV = layer(hidden_BKE) if output_logits else None
         log_prob_of = partial(_log_prob_of, layer, hidden_BLE, learnt.log_normalizers)
         return proposed._replace(loss=learnt.loss, logits=logits_BKV, log_prob_of=log_prob_of)
-
-    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
-        return self._counted(original_ids(input_ids, slots), attention_mask).sum()
 
     def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
         hidden_BLE = tower(input_ids, **inputs)

@@ -72,14 +72,6 @@ class Objective(ABC):
         """A head that is trained with the towers but not exported with them; None without one."""
         return None
 
-    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
-        """The number of tokens that the loss of a batch is a mean over: a scalar."""
-        if self.masked_only:
-            return slots.labels.ne(IGNORED).sum()
-        if attention_mask is None:
-            return torch.full((), input_ids.numel(), device=input_ids.device)
-        return attention_mask.ne(0).sum()
-
     @abstractmethod
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         """Runs the discriminator on a batch. `output_logits`: also return logits over the vocabulary."""

@@ -89,7 +89,6 @@ _SETTINGS = (
     "adam_epsilon",
     "bias_correction",
     "max_grad_norm",
-    "exact_loss_normalization",
     "neftune_noise_alpha",
     "mask_probability",
     "keep_probability",

@@ -82,9 +82,6 @@ class RTDTrainingArguments(TrainingArguments):
         0.15, "Share of the masked tokens that stay visible instead of becoming [MASK].", "[0, 1]"
     )
     bias_correction: bool = flag(False, "Use Adam's bias correction. The original does not.")
-    exact_loss_normalization: bool = flag(
-        False, "Normalize losses by the token counts of a whole step, not of each batch."
-    )
     checkpoint_fractions: list[float] | None = flag(
         None,
         "Export both networks to OUTPUT_DIR/fractions after these shares of the run: 0.0625 0.125 0.5 1.",

@@ -66,7 +66,6 @@ _OF_OPTIMIZER = (
     "lr_scheduler_type",
     "max_grad_norm",
     "clip_separately",
-    "exact_loss_normalization",
     "lr_scheduler_kwargs",
     "optim_args",
 )

@@ -1,5 +1,5 @@
-"""What training measures: losses and rates along the run, held-out metrics, signs of trouble, exact loss counts; and
-what else a record says."""
+"""What training measures: losses and rates along the run, held-out metrics, signs of trouble; and what else a
+record says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_electra_rtd.base import records
 from hf_electra_rtd.base.accounting import model_flops, paper_flops
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.words import example_sentence
-from hf_electra_rtd.ops import masked_slots, num_masked
+from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.measures import Measure, observe, report_totals, sum_rows
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
@@ -200,35 +200,6 @@ def warn_if_flat(state: TrainerState) -> None:
                 )
             return
         aucs.append(auc)
-
-
-# ---- Exact loss normalization ----
-
-# By default the loss of a step is the mean of its batches' means, over accumulated batches and processes, as on the
-# TPUs of the original. That is exact where every batch has as many tokens; else a token in a short batch weighs more.
-# Exact normalization divides sums over the step by counts of the step: batches and processes make no difference.
-
-
-def count_items(model: ElectraForRTDPretraining, inputs: dict[str, Tensor]) -> Tensor:
-    """The counts that both losses of a batch are means over: float32 (2,), tokens that the generator's loss covers and
-    those of the discriminator's."""
-    slots = masked_slots(inputs["input_ids"], inputs.get("masked_positions"), inputs["labels"])
-    covered = model.objective.num_items(inputs["input_ids"], slots, inputs.get("attention_mask"))
-    learnt = model.proposals.num_items(inputs["input_ids"], slots, inputs.get("attention_mask"))
-    return torch.stack([learnt, covered]).float()
-
-
-def exact_loss(
-    model: ElectraForRTDPretraining, output: ElectraRTDOutput, inputs: dict[str, Tensor], step_counts: Tensor
-) -> Tensor:
-    """A batch's part of the loss of the step, to which the parts of all batches and processes add up. `step_counts`
-    is the sum of [`count_items`] over all of them."""
-    assert output.discriminator_loss is not None
-    share = (count_items(model, inputs) / step_counts.clamp(min=1)).to(output.discriminator_loss.dtype)
-    loss = model.config.discriminator_weight * output.discriminator_loss * share[1]
-    if output.generator_loss is not None:
-        loss = loss + model.config.generator_weight * output.generator_loss * share[0]
-    return loss
 
 
 # ---- The record ----

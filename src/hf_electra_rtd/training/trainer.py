@@ -272,7 +272,6 @@ class RTDTrainer(OriginalTrainer):
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._saved: PretrainingRecord | None = None
-        self._step_counts: Tensor | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
@@ -341,19 +340,7 @@ class RTDTrainer(OriginalTrainer):
         loss, output = super().compute_loss(model, inputs, True, *more, **kwargs)
         if model.training:
             self.meters.update(output, inputs)
-            if self._step_counts is not None:
-                # The parent divides by the number of accumulated batches, and the processes average their gradients.
-                parts = self.current_gradient_accumulation_steps * self.args.world_size
-                loss = meters.exact_loss(self.model, output, inputs, self._step_counts) * parts
         return (loss, output) if return_outputs else loss
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        self._step_counts = None
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.args.exact_loss_normalization and batches:
-            counts = torch.stack([meters.count_items(self.model, batch) for batch in batches]).sum(dim=0)
-            self._step_counts = self.accelerator.reduce(counts.to(device))
-        return batches, num_items
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         num_sequences, length = inputs["input_ids"].shape

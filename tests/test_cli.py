@@ -222,7 +222,6 @@ TABLES = {
     "publish": (publish.RULES, (publish.PublishArguments,)),
     "convert": (checkpoints.RULES, (checkpoints.ConvertArguments,)),
     "pair": (configuration_electra_rtd.RULES, (ElectraRTDConfig,)),
-    "schedule": (configuration_electra_rtd.SCHEDULE_RULES, (ElectraRTDConfig,)),
     "no network": (configuration_electra_rtd.NO_NETWORK_RULES, (ElectraRTDConfig,)),
     "no generator": (configuration_electra_rtd.NO_GENERATOR_RULES, (ElectraRTDConfig,)),
     "draws": (configuration_electra_rtd.DRAW_RULES, (ElectraRTDConfig,)),

@@ -27,7 +27,6 @@ def test_wrapping_a_towers_configuration_leaves_it_alone_and_leaks_no_path():
 # ---- Combinations that make no sense ----
 
 TOWER = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, "num_hidden_layers": 2}
-LINEAR = {"temperature_schedule": "linear"}
 WIDE = tiny_family_config("bert", hidden_size=48)
 MAIN = "discriminator_config"
 TWO = {"generator": "two_tower"}
@@ -49,8 +48,6 @@ MPNET = {MAIN: MPNetConfig(vocab_size=60)}
         ({"size": "small", "hiden_size": 3}, "hidden_size"),
         ({"size": "medium"}, "medium"),
         ({"objective": "rdt"}, "objective.*rdt"),
-        (LINEAR | {"temperature_start": 0.5}, "temperature_start"),
-        (LINEAR | {"temperature": 0}, "temperature"),
         ({"objective": "mlm", "generator_config": TOWER}, "mlm.*generator_config"),
         ({"size": "small", "objective": "mlm", "generator_hidden_size": 0.5}, "generator_hidden_size"),
         ({"size": "small", "generator_hidden_size": 0.0}, "generator_hidden_size"),

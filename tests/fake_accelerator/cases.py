@@ -151,10 +151,7 @@ RUNS: dict[str, Run] = {
     "padded, all tokens": Run({"objective": "all_tokens_mlm"}, packing="original"),
     "documents, eager": Run(args=WITHIN, change=eager),
     "checkpointing, documents": Run(args=WITHIN, change=checkpointed),
-    "linear temperature": Run({"temperature_schedule": "linear"}),
-    "exponential temperature, frozen": Run(
-        {"temperature_schedule": "exponential", "sharing": "none", "freeze_generator": True}
-    ),
+    "frozen": Run({"sharing": "none", "freeze_generator": True}),
     "sampling": Run({"temperature": 0.7, "disallow_correct": True}),
     "greedy": Run({"temperature": 0.0}),
     "continued": Run(change=continued),

@@ -165,7 +165,7 @@ STABLE = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"n
     ("stop", "accumulation", "directory", "more"),
     [
         (4, 1, "parts", {}),
-        (5, 2, "new", {"more": {"temperature_schedule": "exponential"}}),
+        (5, 2, "new", {"more": {"temperature": 0.5}}),
         (4, 1, "new", {"optim": "muon", **STABLE}),
     ],
 )

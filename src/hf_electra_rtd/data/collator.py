@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import check_number
 from hf_electra_rtd.base.files import known_names
-from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
+from hf_electra_rtd.data.blocks import SequenceBatch
 from hf_electra_rtd.data.tokenization import check_tokenizer, structural_ids
 from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.ops import (
@@ -24,7 +24,6 @@ from hf_electra_rtd.ops import (
     num_masked,
     randomness,
 )
-from hf_electra_rtd.ops.sampling import TEMPERATURES
 
 
 # What is masked together: single tokens (None), or groups of 1, 2, ... words with these probabilities: of MacBERT
@@ -63,11 +62,10 @@ class DataCollatorForRTD:
     document that segment B goes on with. Documents begin where block files, or a column `document_starts`, say it.
 
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
-    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. `temperature` gives, for
-    stream positions (B,), `sampling_temperature` (B,). With `document_attention`, batches with several documents in a
-    sequence have `document_ids` and `position_ids` (B, L), and for flash kernels `document_offsets` int32 (N + 1,):
-    where the documents begin in the flattened batch, then its size until the end. Raises ValueError for sequences that
-    it cannot use.
+    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. With
+    `document_attention`, batches with several documents in a sequence have `document_ids` and `position_ids` (B, L),
+    and for flash kernels `document_offsets` int32 (N + 1,): where the documents begin in the flattened batch, then its
+    size until the end. Raises ValueError for sequences that it cannot use.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class DataCollatorForRTD:
         masking: str = "token",
         seed: int | None = None,
         max_seq_length: int | None = None,
-        temperature: Callable[[np.ndarray], np.ndarray] | None = None,
         document_attention: bool = False,
     ) -> None:
         check_number("mask_probability", mask_probability, "(0, 1)")
@@ -92,7 +89,6 @@ class DataCollatorForRTD:
         self.masking = masking
         self.seed = seed
         self.max_seq_length = max_seq_length
-        self.temperature = temperature
         self.document_attention = document_attention
         self._run_lengths = MASKING[masking]
         self._continues = tokens_that_continue(tokenizer)
@@ -159,8 +155,6 @@ class DataCollatorForRTD:
             arrays["attention_mask"] = real_BL.astype(np.int64)
         if self.seed is not None:
             arrays["sampling_uniforms"] = np.ascontiguousarray(sampling_B2K).reshape(batch_size, num_slots, 2)
-            if self.temperature is not None and batch.stream_positions is not None:
-                arrays["sampling_temperature"] = self.temperature(batch.stream_positions).astype(np.float32)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _word_starts(self, batch: SequenceBatch) -> np.ndarray:
@@ -189,14 +183,6 @@ def _offsets(starts_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
     while size < len(offsets):
         size *= 2
     return np.pad(offsets, (0, size + 1 - len(offsets)), constant_values=batch_size * length).astype(np.int32)
-
-
-def falling_temperature(
-    positions_B: np.ndarray, num_positions: int, schedule: str, start: float, end: float, decay: float
-) -> np.ndarray:
-    """Temperatures (B,) at places in a stream of `num_positions` sequences; held-out ones have that of the end."""
-    temperatures_B = TEMPERATURES[schedule](positions_B / num_positions, start, end, decay)
-    return np.where(positions_B < HELD_OUT_POSITION, temperatures_B, end)
 
 
 def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> SequenceBatch:

@@ -58,20 +58,18 @@ class Sampling(NamedTuple):
     """How ids are drawn."""
 
     uniforms: Tensor  # (..., 2) in [0, 1)
-    temperature: float | Tensor = 1.0  # of the softmax, also one for each row (...); 0.0 takes the most likely id
+    temperature: float = 1.0  # of the softmax; 0.0 takes the most likely id
     disallow_correct: bool = False  # never draw the label
 
     @property
     def from_softmax(self) -> bool:
         """Whether ids are drawn from the softmax as it is."""
-        is_tempered = isinstance(self.temperature, Tensor) or self.temperature != 1.0
-        return not (is_tempered or self.disallow_correct)
+        return self.temperature == 1.0 and not self.disallow_correct
 
     def draw(self, logits: Tensor, labels: Tensor, rows: slice = slice(None)) -> Tensor:
         """Ids, int64 (R,), from the logits (R, V) and labels (R,) of some rows."""
         forbidden = labels if self.disallow_correct else None
-        of_rows = self.temperature[rows] if isinstance(self.temperature, Tensor) else self.temperature
-        return sample_tokens(logits, self.uniforms[rows], of_rows, forbidden)
+        return sample_tokens(logits, self.uniforms[rows], self.temperature, forbidden)
 
 
 def predict_masked(
@@ -96,8 +94,7 @@ def predict_masked(
         max_logits = _CPU_CHUNK if on_cpu(hidden_ME) else _CHUNK
     num_rows = max(1, max_logits // len(weight_VE))
     if sampling is not None:
-        of_rows = sampling.temperature.flatten() if isinstance(sampling.temperature, Tensor) else sampling.temperature
-        sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, -2), temperature=of_rows)
+        sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, -2))
     grad = torch.is_grad_enabled()  # which the forward pass of a Function does not see
     total, losses_N, predictions_N, sampled_N, log_normalizers_N = _Predict.apply(
         *(hidden_ME.flatten(0, -2), weight_VE, bias_V, labels_M.flatten()), sampling, num_rows, product_dtype, grad

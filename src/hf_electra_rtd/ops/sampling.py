@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,17 +14,8 @@ from torch import Tensor
 CHUNK = 512
 
 
-# How the temperature T falls with u, the share of the run that is over: (u (B,), T at u = 0, T in the end, decay).
-TEMPERATURES: dict[str, Callable[[np.ndarray, float, float, float], np.ndarray]] = {
-    "constant": lambda u_B, start, end, decay: np.full_like(u_B, end),
-    "linear": lambda u_B, start, end, decay: end + (start - end) * (1 - u_B),
-    # Fast-ELECTRA (arXiv 2310.07347, equation 2). At u = 1 it is above `end` still, by (start - end) exp(-1 / decay).
-    "exponential": lambda u_B, start, end, decay: end + (start - end) * np.exp(-u_B / decay),
-}
-
-
 def sample_tokens(
-    logits_MV: Tensor, uniforms_M2: Tensor, temperature: float | Tensor = 1.0, forbidden_M: Tensor | None = None
+    logits_MV: Tensor, uniforms_M2: Tensor, temperature: float = 1.0, forbidden_M: Tensor | None = None
 ) -> Tensor:
     """Draws one token a row, int64 (M), from softmax(logits / temperature), by a two-level inverse CDF.
 
@@ -37,7 +27,7 @@ def sample_tokens(
     Args:
         logits_MV: any floating dtype; the arithmetic is float32, or float64 for float64 logits.
         uniforms_M2: in [0, 1).
-        temperature: a number, where 0.0 takes the most likely token, or one for each row (M), above 0.
+        temperature: 0.0 takes the most likely token.
         forbidden_M: int64, a token a row that is never drawn (`disallow_correct`); negative for none.
     """
     logits = logits_MV.detach()
@@ -45,9 +35,7 @@ def sample_tokens(
     if forbidden_M is not None:
         vocabulary = torch.arange(logits.shape[-1], device=logits.device)
         logits = logits.masked_fill(vocabulary == forbidden_M[..., None], float("-inf"))
-    if isinstance(temperature, Tensor):
-        temperature = temperature[..., None]
-    elif temperature == 0.0:
+    if temperature == 0.0:
         return most_likely(logits)
     return sample_weights(torch.exp((logits - logits.amax(dim=-1, keepdim=True)) / temperature), uniforms_M2)
 

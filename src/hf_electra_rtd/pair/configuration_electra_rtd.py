@@ -20,7 +20,6 @@ from hf_electra_rtd.encoders.families import (
     refuse_other_networks,
     size_of,
 )
-from hf_electra_rtd.ops.sampling import TEMPERATURES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +57,8 @@ GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower")
 # it gives the probability of every token without having seen it.
 GENERATOR_ENCODERS = {"masked_lm": 1, "two_tower": 2}
 
-# The options of each schedule of the temperature (`ops.sampling.TEMPERATURES`), with their defaults.
-_SCHEDULES: dict[str, dict[str, float]] = {
-    "constant": {},
-    "linear": {"temperature_start": 2.0},
-    "exponential": {"temperature_start": 2.0, "temperature_decay": 0.1},
-}
-assert _SCHEDULES.keys() == TEMPERATURES.keys()
-_OF_SCHEDULE = ("temperature_schedule", "temperature_start", "temperature_decay")
 # Options that a configuration without a generator, or without a network for it, must leave at their defaults.
-_OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "freeze_generator")
+_OF_NETWORK = ("sharing", "temperature", "freeze_generator")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 # All by which flags say how the networks work together, and that a resumed run has in common with its checkpoint.
 OPTIONS = ("objective", *_OF_NETWORK, *_OF_GENERATOR, "discriminator_weight")
@@ -76,13 +67,12 @@ _NAMES: dict[str, Iterable[str]] = {
     "objective": OBJECTIVE_TRAITS,
     "sharing": SHARED_SIZES,
     "generator": GENERATOR_NAMES,
-    "temperature_schedule": TEMPERATURES,
 }
 
 # What does not go together, by the names of fields.
 _DETECTING = tuple(f"objective={name}" for name, traits in OBJECTIVE_TRAITS.items() if traits.predicts == "replaced")
 # By these, samples are not of the generator's softmax as it is.
-_ALTERS_DRAWS = ("temperature", "temperature_schedule", "disallow_correct")
+_ALTERS_DRAWS = ("temperature", "disallow_correct")
 RULES = (
     Rule(
         "objective=electric",
@@ -100,10 +90,6 @@ RULES = (
     Rule("freeze_generator", "Else it would freeze a part of the discriminator.", needs=("sharing=none",)),
     Rule("tie_word_embeddings", "False would undo every tie."),
 )
-SCHEDULE_RULES = (
-    Rule("temperature_start", "", needs=("temperature_schedule=linear", "temperature_schedule=exponential")),
-    Rule("temperature_decay", "", needs=("temperature_schedule=exponential",)),
-)
 NO_NETWORK_RULES = tuple(Rule(name, "There is no generator network.") for name in _OF_NETWORK if name != "sharing")
 NO_GENERATOR_RULES = tuple(Rule(name, "There is no generator.") for name in _OF_GENERATOR)
 DRAW_RULES = tuple(
@@ -111,8 +97,6 @@ DRAW_RULES = tuple(
 )
 INTERVALS = {
     "temperature": "[0, inf)",
-    "temperature_start": "(0, inf)",
-    "temperature_decay": "(0, inf)",
     "generator_weight": "[0, inf)",
     "discriminator_weight": "[0, inf)",
     "mask_probability": "(0, 1)",
@@ -208,7 +192,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
 
 
 def refuse_unknown_names(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an objective, a mode of sharing, a kind of generator or a schedule that does not exist."""
+    """Raises ValueError for an objective, a mode of sharing or a kind of generator that does not exist."""
     for option, known in _NAMES.items():
         if option in options and options[option] not in known:
             names = ", ".join(map(repr, known))
@@ -255,11 +239,6 @@ class ElectraRTDConfig(PreTrainedConfig):
     generator_weight: float | int = 1.0  # of its loss in the sum (Code configure_pretraining.py, `gen_weight`)
     discriminator_weight: Any = None  # likewise; a number once `__post_init__` has run, by default the objective's
     temperature: float | int = 1.0  # of the generator's softmax when sampling; 0.0 takes the most likely token
-    # How it falls to `temperature` along a run (`ops.sampling`); where it begins (by default 2.0), and the share of
-    # the run in which an exponential falls to 1 / e of the way (by default 0.1).
-    temperature_schedule: str = "constant"
-    temperature_start: Any = None
-    temperature_decay: Any = None
     disallow_correct: bool = False  # never sample the original token (Code `disallow_correct`)
     freeze_generator: bool = False  # it learns nothing: the second stage of two-stage training (paper, section 3.2)
     # The share of the tokens that is masked. The trainer masks; `electric` and pseudo-log-likelihoods need to know it.
@@ -296,9 +275,6 @@ class ElectraRTDConfig(PreTrainedConfig):
                 tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
         if self.discriminator_weight is None:
             self.discriminator_weight = self.traits.weight
-        for name, default in _SCHEDULES[self.temperature_schedule].items():
-            if getattr(self, name) is None:
-                setattr(self, name, default)
         self.special_token_ids = list(self.special_token_ids)
         super().__post_init__(**kwargs)
         self.check()
@@ -342,8 +318,6 @@ class ElectraRTDConfig(PreTrainedConfig):
         names = {name: options.get(name, getattr(self, name)) for name in ("objective", "generator")}
         if needs_generator_network(**names) == self.has_generator_network:
             kept += ["generator_config", *_OF_NETWORK, *_OF_GENERATOR]
-        if options.get("temperature_schedule", self.temperature_schedule) != self.temperature_schedule:
-            kept = [name for name in kept if name not in _OF_SCHEDULE]
         options = {**{name: getattr(self, name) for name in kept}, **options}
         return type(self)(discriminator_config=self.discriminator_config, **options)
 
@@ -356,14 +330,7 @@ class ElectraRTDConfig(PreTrainedConfig):
         """Raises ValueError for what makes no sense together; again where a model is made, since fields can be set."""
         refuse_unknown_names(vars(self))
         check_arguments(self, rules=RULES, intervals=INTERVALS, dashes="")
-        if self.has_generator_network:
-            check_arguments(self, rules=SCHEDULE_RULES, dashes="")
-            if self.temperature_start is not None and not 0 < self.temperature <= self.temperature_start:
-                raise ValueError(
-                    "The temperature must fall and stay above 0, but goes from "
-                    f"temperature_start={self.temperature_start:g} to temperature={self.temperature:g}."
-                )
-        else:
+        if not self.has_generator_network:
             check_arguments(self, rules=NO_NETWORK_RULES, dashes="")
             if not self.traits.has_generator:
                 check_arguments(self, rules=NO_GENERATOR_RULES, dashes="")

@@ -249,23 +249,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     # ---- A step. `inputs`, as in `forward`: from `attention_mask` to `document_offsets` ----
 
-    def sampling(
-        self, slots: MaskedSlots, uniforms: Tensor | None = None, temperature: Tensor | None = None
-    ) -> Sampling:
-        """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones, at the `temperature`
-        (B,) of each sequence, by default that of the configuration. Raises ValueError in training along a schedule
-        without its temperatures."""
-        config = self.config
-        labels = slots.labels
+    def sampling(self, slots: MaskedSlots, uniforms: Tensor | None = None) -> Sampling:
+        """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones."""
         if uniforms is None:
-            uniforms = torch.rand(*labels.shape, 2, device=labels.device)
-        if temperature is None and self.training and config.temperature_schedule != "constant":
-            raise ValueError(
-                f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature: "
-                "take the collator of training.trainer.make_collator(tokenizer, args, config)."
-            )
-        of_slots = config.temperature if temperature is None else temperature[:, None].expand_as(labels)
-        return Sampling(uniforms, of_slots, config.disallow_correct)
+            uniforms = torch.rand(*slots.labels.shape, 2, device=slots.labels.device)
+        return Sampling(uniforms, self.config.temperature, self.config.disallow_correct)
 
     def generate(
         self,
@@ -305,7 +293,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
         masked_positions: Tensor | None = None,
         labels: Tensor | None = None,
         sampling_uniforms: Tensor | None = None,
-        sampling_temperature: Tensor | None = None,
         corrupted_input_ids: Tensor | None = None,
         output_generator_logits: bool = False,
         output_logits: bool = False,
@@ -323,7 +310,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
                 discriminator reads the sequences as they are, or `corrupted_input_ids`.
             sampling_uniforms: (B, K, 2) float32 in [0, 1), from the collator; drawn here only when absent.
-            sampling_temperature: (B,) float32, from the collator, along a schedule; by default `config.temperature`.
             corrupted_input_ids: (B, L); what the discriminator reads, in place of what would be sampled.
             output_generator_logits, output_logits: also return those; the latter of an objective that predicts tokens.
         """
@@ -337,7 +323,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
             originals = original_ids(input_ids, slots)
             sampling = None
             if corrupted_input_ids is None and config.traits.has_generator:
-                sampling = self.sampling(slots, sampling_uniforms, sampling_temperature)
+                sampling = self.sampling(slots, sampling_uniforms)
             generated = self.generate(input_ids, slots, sampling, output_generator_logits, **inputs)
             if generated is not None and generated.sampled is not None:
                 corrupted_input_ids = replace_at(input_ids, slots, generated.sampled)

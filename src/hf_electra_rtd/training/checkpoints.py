@@ -137,8 +137,6 @@ def describe_run(
         "masking": args.masking,
         "document_attention": args.document_attention,
         "keep_probability": args.keep_probability,
-        # Of the run along which the temperature falls.
-        "num_sequences": None if model.config.temperature_schedule == "constant" else len(stream),
     }
 
 

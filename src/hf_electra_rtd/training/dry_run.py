@@ -184,7 +184,6 @@ def _time_steps(
 ) -> tuple[float, int]:
     """Seconds a step, and bytes of the optimizer's states."""
     args = copy.copy(args)
-    # No more steps than the run has: a falling temperature ends with it.
     args.max_steps = min(1 + _TIMED_STEPS, args.max_steps)
     args.warmup_steps = 0
     args.learning_rate = 0.0

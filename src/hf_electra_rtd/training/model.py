@@ -14,7 +14,6 @@ from hf_electra_rtd.base.cli import Rule, check_arguments, flag
 from hf_electra_rtd.base.recipes import SIZES, closest_size, continued_recipe, get_size, of_length
 from hf_electra_rtd.data.tokenization import has_tokenizer
 from hf_electra_rtd.encoders.families import max_length
-from hf_electra_rtd.ops.sampling import TEMPERATURES
 from hf_electra_rtd.pair.configuration_electra_rtd import (
     GENERATOR_NAMES,
     OBJECTIVE_TRAITS,
@@ -98,13 +97,6 @@ class ModelArguments:
     )
     temperature: float | None = flag(
         None, "Temperature of sampling from the generator. Default: 1; 0 is greedy.", "[0, inf)"
-    )
-    temperature_schedule: str | None = flag(
-        None, f"How the temperature falls: {', '.join(TEMPERATURES)}. Default: constant.", choices=TEMPERATURES
-    )
-    temperature_start: float | None = flag(None, "Temperature at the start of a schedule. Default: 2.", "(0, inf)")
-    temperature_decay: float | None = flag(
-        None, "Share of the run in which the exponential schedule falls to 1/e. Default: 0.1.", "(0, inf)"
     )
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator; nothing is shared.")

@@ -182,7 +182,7 @@ def main(
         settle_precision(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(train, args)
         evaluated = held_out_stream(held_out)
-        collator = make_collator(tokenizer, args, model.config)
+        collator = make_collator(tokenizer, args)
         if initialization != "stock":
             begin_on_neighbours(model, stream, tokenizer, args.seed)
         if run_args.dry_run:

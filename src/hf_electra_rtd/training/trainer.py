@@ -9,7 +9,6 @@ import math
 import sys
 from collections.abc import Sized
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,8 @@ from hf_electra_rtd.base.records import (
     utc_now,
 )
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
-from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
+from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.ops import num_masked
-from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
@@ -92,21 +90,8 @@ def held_out_stream(sequences: Any) -> SequenceStream | None:
     return SequenceStream(sequences, shuffle=False, first_position=HELD_OUT_POSITION)
 
 
-def make_collator(
-    tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments, config: ElectraRTDConfig
-) -> DataCollatorForRTD:
-    """The collator of a run, with its masking, its seed, and the schedule of a model's `config`. Call it after
-    `fit_stream`, which settles the length of the run."""
-    temperature = None
-    if config.temperature_schedule != "constant" and args.max_steps > 0:
-        temperature = partial(
-            falling_temperature,
-            num_positions=args.max_steps * args.sequences_per_step,
-            schedule=config.temperature_schedule,
-            start=config.temperature_start,
-            end=config.temperature,
-            decay=config.temperature_decay,
-        )
+def make_collator(tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments) -> DataCollatorForRTD:
+    """The collator of a run, with its masking and its seed."""
     return DataCollatorForRTD(
         tokenizer,
         mask_probability=args.mask_probability,
@@ -114,7 +99,6 @@ def make_collator(
         masking=args.masking,
         seed=args.stream_seed,
         max_seq_length=args.max_seq_length,
-        temperature=temperature,
         document_attention=args.document_attention,
     )
 
@@ -244,7 +228,7 @@ class RTDTrainer(OriginalTrainer):
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
-            data_collator = make_collator(processing_class, args, model.config)
+            data_collator = make_collator(processing_class, args)
         if isinstance(train_dataset, SequenceStream):  # shuffled already, and to be read in order when it is resumed
             args.train_sampling_strategy = "sequential"
         if eval_dataset is None and args.eval_strategy != "no":

@@ -143,7 +143,7 @@ WITHIN = {"document_attention": True}
 RUNS: dict[str, Run] = {
     **dict(combinations()),
     "accumulated": Run(args=ACCUMULATED),
-    "clipped apart": Run(args={"clip_separately": True, "generator_learning_rate": 1e-4}),
+    "two rates": Run(args={"generator_learning_rate": 1e-4}),
     "muon": Run({"sharing": "gdes"}, {"optim": "muon", "bias_correction": True}),
     "float32": Run(args={"bf16": False}),
     "padded, eager": Run(packing="original", change=eager),

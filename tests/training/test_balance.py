@@ -1,15 +1,13 @@
-"""Generator and discriminator with a learning rate and a clipping each; and what learns or counts in both loops."""
+"""Generator and discriminator with a learning rate each; and what learns or counts in both loops."""
 
 import pytest
 import torch
-from accelerate import Accelerator
-from torch.nn.utils import clip_grad_norm_, parameters_to_vector
+from torch.nn.utils import parameters_to_vector
 
 from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments, get_parameter_groups
 from hf_electra_rtd.ops import Sampling, masked_slots, original_ids, replace_at
 from hf_electra_rtd.training.optimization import (
     ElectraMuon,
-    clip_separately,
     make_optimizer,
     make_schedule,
     split_parameters,
@@ -62,35 +60,11 @@ def test_the_generators_rate_is_that_of_what_it_alone_has_and_the_schedule_scale
     assert all(name.startswith("generator") for name in alone)
 
 
-def test_gradients_are_clipped_apart(tmp_path, batch):
-    model = make()
-    model(**batch).loss.backward()
-    parts = split_parameters(model)
-    before = {name: torch.stack([each.grad.norm() for each in part]).norm() for name, part in parts.items()}
-    norms = clip_separately(model, Accelerator(cpu=True), arguments(tmp_path, max_grad_norm=1.0))
-    assert before["discriminator"] > 10 > 1 > before["generator"] / 10
-    torch.testing.assert_close(norms.pop("grad_norm"), torch.stack(list(before.values())).norm())
-    for name, part in parts.items():
-        after = torch.stack([each.grad.norm() for each in part]).norm()
-        expected = before[name] * min(1.0, 1.0 / before[name])
-        torch.testing.assert_close(after, expected, rtol=1e-5, atol=0)
-        torch.testing.assert_close(norms.pop(f"{name}_grad_norm"), before[name])
-    assert not norms
-
-
-def test_clipping_apart_leaves_out_a_network_that_has_no_gradients(tmp_path, batch):
-    model = make(sharing="none", freeze_generator=True)
-    model(**batch).loss.backward()
-    norms = clip_separately(model, Accelerator(cpu=True), arguments(tmp_path, max_grad_norm=1.0))
-    assert norms.keys() == {"grad_norm", "discriminator_grad_norm"}
-
-
 @pytest.mark.parametrize("sharing", ["none", "gdes"])
-def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings(tmp_path, batch, sharing):
+def test_two_optimizers_one_after_the_other_are_one_with_two_rates(tmp_path, batch, sharing):
     # As microsoft/DeBERTa trains: the generator steps first, then the discriminator on samples of the same forward
     # pass. With gdes, its tables are also those of this pass.
-    args = arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=5e-3, max_grad_norm=0.1)
-    args.clip_separately = True
+    args = arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=5e-3)
     ours = make(sharing=sharing)
     theirs = make(sharing=sharing)
     start = ours.generator.get_input_embeddings().weight.detach().clone()
@@ -107,7 +81,6 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
     def step(loss, name):
         parameters, optimizer = of_both[name]
         loss.backward(inputs=parameters)
-        assert clip_grad_norm_(parameters, 0.1) > 0.1
         optimizer.step()
         optimizer.zero_grad()
 
@@ -119,7 +92,6 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
     for drawn in uniforms:
         output = ours(**batch, sampling_uniforms=drawn)
         output.loss.backward()
-        clip_separately(ours, Accelerator(cpu=True), args)
         joint.step()
         joint.zero_grad()
 
@@ -135,11 +107,13 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13, msg=name)
 
 
-def test_a_balance_of_one_network_that_learns_changes_nothing_and_is_told(tmp_path, blocks, tokenizer, caplog):
+def test_the_generators_rate_changes_nothing_where_it_does_not_learn_and_this_is_told(
+    tmp_path, blocks, tokenizer, caplog
+):
     frozen = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))
-    given = {"clip_separately": True, "generator_learning_rate": 1e-3}
-    trainer = RTDTrainer(frozen, arguments(tmp_path, **given), *blocks, processing_class=tokenizer)
-    assert all(f"--{name}" in caplog.text for name in given)
+    args = arguments(tmp_path, generator_learning_rate=1e-3)
+    trainer = RTDTrainer(frozen, args, *blocks, processing_class=tokenizer)
+    assert "--generator_learning_rate" in caplog.text
     assert len(trainer.create_optimizer().param_groups) == 2
 
 

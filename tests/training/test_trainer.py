@@ -480,7 +480,6 @@ RUN_EPOCH = [
 # Private methods of `transformers.Trainer` that are overridden, with their arguments: look here after an upgrade.
 OVERRIDDEN = {
     RTDTrainer: {
-        "_clip_grad_norm": ["self", "model"],
         "_issue_warnings_after_load": ["self", "load_result"],
         "_run_epoch": RUN_EPOCH,
         "_save_checkpoint": ["self", "model", "trial"],

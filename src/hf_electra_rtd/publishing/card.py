@@ -60,7 +60,6 @@ _METRICS = {
 _SETTINGS = (
     "generator",
     "generator_learning_rate",
-    "clip_separately",
     "disallow_correct",
     "objective",
     "sharing",

@@ -101,7 +101,6 @@ class RTDTrainingArguments(TrainingArguments):
         "The optimizer: the original's (adamw_torch, adamw_torch_fused), muon, or any other in transformers.",
         choices=(*(name.value for name in OptimizerNames), MUON),
     )
-    clip_separately: bool = flag(False, "Clip the gradients of each network, and of what they share, separately.")
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
     logging_strategy: str = flag("steps", "When to log: no or steps.")
@@ -190,13 +189,9 @@ TRAINER_RULES = (
         needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS),
         changes_nothing=True,
     ),
-    Rule("clip_separately", "Nothing is clipped.", excludes=("max_grad_norm=0.0",), changes_nothing=True),
 )
 # Where nothing learns but the discriminator.
-ALONE_RULES = tuple(
-    Rule(name, "Nothing learns but the discriminator.", changes_nothing=True)
-    for name in ("generator_learning_rate", "clip_separately")
-)
+ALONE_RULES = (Rule("generator_learning_rate", "Nothing learns but the discriminator.", changes_nothing=True),)
 # Of every run that may be published.
 HUB_RULES = (
     Rule("hub_token", "It would be written into the run's files. Set HF_TOKEN, or use `hf auth login`."),

@@ -65,7 +65,6 @@ _OF_OPTIMIZER = (
     "mixed_precision",
     "lr_scheduler_type",
     "max_grad_norm",
-    "clip_separately",
     "lr_scheduler_kwargs",
     "optim_args",
 )

@@ -9,13 +9,11 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_electra_rtd.training.arguments import MUON, RTDTrainingArguments
+from hf_electra_rtd.training.arguments import MUON
 
 
 logger = logging.getLogger(__name__)
@@ -208,20 +206,6 @@ def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | N
     betas = (args.adam_beta1, args.adam_beta2)
     kind = functools.partial(ElectraMuon, bfloat16=args.bf16) if muon else ElectraAdamW
     return kind(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
-
-
-def clip_separately(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:
-    """Clips the gradients of [`split_parameters`] apart, and returns the norms before: `grad_norm`, and
-    `generator_grad_norm` and `discriminator_grad_norm` of those that learn."""
-    accelerator.unscale_gradients()
-    norms: dict[str, Tensor] = {}
-    for name, parameters in split_parameters(pair).items():
-        parameters = [parameter for parameter in parameters if parameter.grad is not None]
-        if not parameters:  # such as a frozen generator
-            continue
-        norm: Any = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
-        norms[f"{name}_grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return {"grad_norm": torch.stack(list(norms.values())).norm(), **norms}
 
 
 def make_schedule(optimizer: Optimizer, args: Any, num_training_steps: int) -> LambdaLR:

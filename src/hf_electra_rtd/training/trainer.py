@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -50,7 +50,7 @@ from hf_electra_rtd.training.arguments import (
 )
 from hf_electra_rtd.training.console import LinesAndBarCallback, LinesCallback, format_log
 from hf_electra_rtd.training.directory import save_outputs
-from hf_electra_rtd.training.optimization import clip_separately, make_optimizer, make_schedule
+from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.signals import protect_workers
 
 
@@ -256,7 +256,6 @@ class RTDTrainer(OriginalTrainer):
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._saved: PretrainingRecord | None = None
-        self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         self._own_metrics = self.compute_metrics is None
@@ -274,12 +273,6 @@ class RTDTrainer(OriginalTrainer):
         return protect_workers(super().get_eval_dataloader(eval_dataset))
 
     # ---- Optimization ----
-
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if not self.args.clip_separately:
-            return super()._clip_grad_norm(model)
-        self._norms = clip_separately(self.model, self.accelerator, self.args)
-        return self._norms.pop("grad_norm")
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *more: Any, verify: bool = True, **kwargs: Any
@@ -357,7 +350,6 @@ class RTDTrainer(OriginalTrainer):
             meters.check_loss(self.state.global_step, logs[loss])
         if "loss" in logs and self.is_in_train and (measured := self.meters.drain(self.accelerator.reduce)):
             measured["tokens_per_second"] = measured.pop("tokens") / self.stopwatch.lap()
-            logs |= {name: norm.item() for name, norm in self._norms.items()}
             logs |= {**measured, "train_seconds": self.stopwatch.seconds}
         stream = self.train_dataset
         if isinstance(stream, SequenceStream) and self.state.max_steps > 0:

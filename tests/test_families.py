@@ -693,7 +693,6 @@ REPO = "org/name-part"
 def card_of(family, part, described=None):
     model = make_pair(family, {"pad_token_id": 0}, sharing="none").config.to_dict()
     record = run_record(model=model, described=described)
-    record.flops["paper"] = None
     record.data["train"]["max_seq_length"] = 32
     return pretraining_card(record, part, REPO, CARD)
 

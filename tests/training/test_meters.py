@@ -11,7 +11,6 @@ from hf_electra_rtd import (
     RTDTrainer,
     RTDTrainingArguments,
 )
-from hf_electra_rtd.base.accounting import model_flops, paper_flops
 from hf_electra_rtd.pair.generators import MaskedLMGenerator
 from hf_electra_rtd.pair.objectives import ReplacedTokenDetection
 from hf_electra_rtd.training.meters import (
@@ -163,8 +162,6 @@ def test_a_record_counts_what_was_trained_until_now(model, blocks, tokenizer, tm
 
     made = record(*blocks)
     assert (made.steps, made.sequences, made.tokens) == (3, 12, 12 * 32)
-    assert made.flops["model"] == model_flops(model.config, 12, 32, 5)
-    assert made.flops["paper"] == paper_flops(model.config, 12, 32, 5 / 32)
     assert made.parameters["total"] == sum(parameter.numel() for parameter in model.parameters())
     assert made.data["train"]["sha256"] == blocks[0].header.sha256
     assert made.data["held_out"]["num_sequences"] == len(blocks[1])

@@ -100,7 +100,7 @@ class PretrainingRecord(_Record):
     sequences: int  # trained on, over all steps and processes
     tokens: int  # real tokens in these sequences, by the mean length of those in the text
     train_seconds: Number  # in training steps, without evaluation and saving; over all sessions of a resumed run
-    flops: dict[str, Number | None]  # `model` and `paper`, see `hf_electra_rtd.base.accounting`
+    flops: dict[str, Number]  # `model`: of training until here (`hf_electra_rtd.pair.flops`)
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step

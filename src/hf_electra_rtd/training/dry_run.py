@@ -17,6 +17,8 @@ from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.sequences import describe_text
+from hf_electra_rtd.ops import num_masked
+from hf_electra_rtd.pair.flops import sequence_flops
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training import console, meters
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
@@ -117,8 +119,8 @@ def _describe_costs(
     num_sequences = args.max_steps * args.sequences_per_step
     passes = num_sequences / len(text)
     num_tokens = meters.count_tokens(stream, args, num_sequences)
-    flops = meters.count_flops(model, args, num_sequences)
-    paper_flops = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
+    masked = num_masked(args.mask_probability, args.max_seq_length)
+    flops = num_sequences * sequence_flops(model.config, args.max_seq_length, masked)
     num_parameters = count_parameters(model)["total"]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     in_all = _FLOAT * (num_parameters + trained) + states
@@ -132,7 +134,7 @@ def _describe_costs(
         "batch": _describe_batch(args, size),
         "text": describe_text(text.header),
         "tokens": f"{num_tokens:,}, {passes:,.{0 if passes >= 10 else 2}f} passes over the text",
-        "FLOPs": f"{flops['model']:.3g} (matrix products), {paper_flops} (as the paper counts)",
+        "FLOPs": f"{flops:.3g} (matrix products)",
         "time": f"{duration}: {seconds:.3g} s a step, {speed:,.0f} tokens/s",
         "memory": memory,
         "disk": f"{format_bytes(_FLOAT * num_parameters + states)} a checkpoint",

@@ -18,10 +18,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerState
 
 from hf_electra_rtd.base import records
-from hf_electra_rtd.base.accounting import model_flops, paper_flops
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.words import example_sentence
-from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.measures import Measure, observe, report_totals, sum_rows
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
@@ -221,18 +219,6 @@ def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) ->
         header = stream.sequences.header
         return round(num_sequences * header.num_tokens / header.num_sequences)
     return num_sequences * args.max_seq_length
-
-
-def count_flops(
-    model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int
-) -> dict[str, float | int | None]:
-    """FLOPs of training on so many sequences, in both conventions of `hf_electra_rtd.base.accounting`."""
-    length = args.max_seq_length
-    masked = num_masked(args.mask_probability, length)
-    return {
-        "model": float(model_flops(model.config, num_sequences, length, masked)),
-        "paper": paper_flops(model.config, num_sequences, length, masked / length),
-    }
 
 
 def describe_data(stream: Any) -> dict[str, Any]:

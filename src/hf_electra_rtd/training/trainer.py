@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 
-from hf_electra_rtd.base.accounting import count_parameters, model_flops
+from hf_electra_rtd.base.accounting import count_parameters
 from hf_electra_rtd.base.cli import check_arguments
 from hf_electra_rtd.base.files import writing
 from hf_electra_rtd.base.records import (
@@ -36,6 +36,7 @@ from hf_electra_rtd.base.records import (
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.ops import num_masked
+from hf_electra_rtd.pair.flops import sequence_flops
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
@@ -297,6 +298,8 @@ class RTDTrainer(OriginalTrainer):
             set_seed((args.seed + state.global_step + args.process_index) % 2**32)
         self._saved = None
         self.stopwatch = meters.Stopwatch(state.log_history)
+        masked = num_masked(args.mask_probability, args.max_seq_length)
+        self._sequence_flops = sequence_flops(self.model.config, args.max_seq_length, masked)
         eval_on_start = args.eval_on_start
         args.eval_on_start = eval_on_start and not resume_from_checkpoint  # the first start did it
         try:
@@ -320,8 +323,7 @@ class RTDTrainer(OriginalTrainer):
         return (loss, output) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        num_sequences, length = inputs["input_ids"].shape
-        return model_flops(self.model.config, num_sequences, length, num_masked(self.args.mask_probability, length))
+        return len(inputs["input_ids"]) * self._sequence_flops
 
     # ---- Evaluation and logging ----
 
@@ -409,7 +411,7 @@ class RTDTrainer(OriginalTrainer):
             sequences=num_sequences,
             tokens=meters.count_tokens(self.train_dataset, args, num_sequences),
             train_seconds=self.stopwatch.seconds,
-            flops=meters.count_flops(self.model, args, num_sequences),
+            flops={"model": state.total_flos},
             curves=list(state.log_history),
             metrics=meters.evaluation_at(step, state.log_history),
             before_and_after=meters.before_and_after(step, state.log_history),

@@ -132,7 +132,7 @@ class HeldOut:
         self.pair.generator.load_state_dict(towers.generator.state_dict())
         self.pair.discriminator.load_state_dict(towers.discriminator.state_dict())
         self.pair.eval()
-        batches = [held_out_tensors(self.pair.held_out_measures, self.pair(**batch), batch) for batch in self.loader]
+        batches = [held_out_tensors(self.pair.measures, self.pair(**batch), batch) for batch in self.loader]
         columns = [torch.cat(column).cpu().numpy() for column in zip(*batches, strict=True)]
         metrics = held_out_metrics(self.pair, columns)
         return {name: metrics[name] for name in METRICS}

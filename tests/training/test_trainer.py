@@ -328,7 +328,7 @@ def test_a_collator_that_masks_otherwise_than_the_arguments_is_refused(tmp_path,
 def test_without_held_out_sequences_it_warns_and_trains(tmp_path, blocks, tokenizer, caplog):
     trainer = make_trainer(tmp_path, (blocks[0], None), tokenizer)
     assert "is not evaluated" in caplog.text
-    assert trainer.model.yardsticks == ()  # no bigram is counted for nothing
+    assert trainer._yardsticks == ()  # no bigram is counted for nothing
     trainer.train()
 
 

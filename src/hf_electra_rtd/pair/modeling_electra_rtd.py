@@ -73,7 +73,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
     config: ElectraRTDConfig
     generator: Any
     discriminator: Any
-    yardsticks: tuple[Measure, ...] = ()  # what else is measured on held-out sequences, to compare with
     config_class = ElectraRTDConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
@@ -170,11 +169,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def measures(self) -> tuple[Measure, ...]:
         """What is metered in training and evaluated on held-out sequences."""
         return (*self.proposals.measures, *self.objective.measures)
-
-    @property
-    def held_out_measures(self) -> tuple[Measure, ...]:
-        """What is evaluated on held-out sequences."""
-        return (*self.measures, *self.yardsticks)
 
     def native_towers(self) -> dict[str, Any]:
         """The models that stock transformers loads, by name: the `generator`, but for one with two encoders; the

@@ -100,15 +100,15 @@ class Stopwatch:
 # ---- Held-out sequences ----
 
 
-def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -> None:
-    """Has the bigram of the training sequences measured beside a discriminator that detects. Only [`Blocks`] are
+def find_yardsticks(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -> tuple[Measure, ...]:
+    """What to measure beside a discriminator that detects: the bigram of the training sequences. Only [`Blocks`] are
     counted, and only where something is held out."""
     sequences = stream.sequences if isinstance(stream, SequenceStream) else stream
     is_counted = model.config.traits.predicts == "replaced" and held_out is not None
-    model.yardsticks = ()
-    if is_counted and isinstance(sequences, Blocks):
-        vocab_size = model.config.discriminator_config.vocab_size
-        model.yardsticks = (CountedBigram(sequences, vocab_size, model.objective.masked_only),)
+    if not is_counted or not isinstance(sequences, Blocks):
+        return ()
+    vocab_size = model.config.discriminator_config.vocab_size
+    return (CountedBigram(sequences, vocab_size, model.objective.masked_only),)
 
 
 @torch.no_grad()
@@ -119,11 +119,14 @@ def held_out_tensors(measures: Sequence[Measure], output: ElectraRTDOutput, inpu
     return [sum_rows(measures, seen), *(tensor for measure in measures for tensor in measure.whole(seen))]
 
 
-def held_out_metrics(model: ElectraForRTDPretraining, tensors: Sequence[np.ndarray]) -> dict[str, float]:
-    """The metrics of a held-out set from the [`held_out_tensors`] of all its sequences, padded with -100; and `loss`,
-    that of the whole set, as a mean of means would depend on the batch size."""
+def held_out_metrics(
+    model: ElectraForRTDPretraining, tensors: Sequence[np.ndarray], yardsticks: Sequence[Measure] = ()
+) -> dict[str, float]:
+    """The metrics of a held-out set from the [`held_out_tensors`] of all its sequences, padded with -100, of the
+    measures of a model and `yardsticks`; and `loss`, that of the whole set, as a mean of means would depend on the
+    batch size."""
     sums, *whole = tensors
-    metrics = report_totals(model.held_out_measures, sums.astype(np.float64).sum(axis=0).tolist(), whole)
+    metrics = report_totals((*model.measures, *yardsticks), sums.astype(np.float64).sum(axis=0).tolist(), whole)
     loss = model.config.discriminator_weight * metrics["discriminator_loss"]
     return {"loss": float(loss + model.config.generator_weight * metrics.get("generator_loss", 0.0)), **metrics}
 

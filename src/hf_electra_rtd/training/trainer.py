@@ -37,6 +37,7 @@ from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.flops import sequence_flops
+from hf_electra_rtd.pair.measures import Measure
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
@@ -260,9 +261,12 @@ class RTDTrainer(OriginalTrainer):
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         self._own_metrics = self.compute_metrics is None
+        self._yardsticks: tuple[Measure, ...] = ()
         if self._own_metrics:
-            meters.set_yardstick(model, self.train_dataset, self.eval_dataset)
-            self.compute_metrics = lambda gathered: meters.held_out_metrics(model, list(gathered.predictions))
+            self._yardsticks = meters.find_yardsticks(model, self.train_dataset, self.eval_dataset)
+            self.compute_metrics = lambda gathered: meters.held_out_metrics(
+                model, list(gathered.predictions), self._yardsticks
+            )
         self.meters = meters.TrainingMeters(model.measures)
         self.stopwatch = meters.Stopwatch()
         self.add_callback(_RTDCallback(self))
@@ -332,10 +336,12 @@ class RTDTrainer(OriginalTrainer):
         with self.stopwatch.paused():
             metrics = super().evaluate(*args, **kwargs)
             if self.old_held_out is not None and not args and "eval_dataset" not in kwargs:
-                yardsticks = self.model.yardsticks
-                self.model.yardsticks = ()  # they are of the new text
-                super().evaluate(self.old_held_out, metric_key_prefix=meters.OLD.removesuffix("_"))
-                self.model.yardsticks = yardsticks
+                yardsticks = self._yardsticks
+                self._yardsticks = ()  # they are of the new text
+                try:
+                    super().evaluate(self.old_held_out, metric_key_prefix=meters.OLD.removesuffix("_"))
+                finally:
+                    self._yardsticks = yardsticks
             return metrics
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, *more: Any, **kwargs: Any) -> Any:
@@ -345,7 +351,8 @@ class RTDTrainer(OriginalTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             output = model(**inputs)
         # No loss: that of `held_out_metrics` does not depend on how sequences fall into batches.
-        return None, meters.held_out_tensors(self.model.held_out_measures, output, inputs), inputs["labels"]
+        measures = (*self.model.measures, *self._yardsticks)
+        return None, meters.held_out_tensors(measures, output, inputs), inputs["labels"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for loss in logs.keys() & {"loss", "eval_loss"}:

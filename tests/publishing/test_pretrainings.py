@@ -81,9 +81,7 @@ def test_the_picture_shows_the_mean_of_the_seeds_over_tokens_and_its_interval(tm
     assert np.subtract(high, low) == pytest.approx(2 * 12.7062047362 * 0.1)
 
 
-def test_the_picture_of_scores_has_a_curve_for_each_directory_with_the_interval_over_its_pre_trainings(
-    tmp_path, monkeypatch
-):
+def test_the_picture_of_scores_has_a_curve_for_each_directory_with_its_intervals(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(Axes, "plot", lambda axis, *values, **look: drawn.append([*map(list, values)]))
     monkeypatch.setattr(Axes, "fill_between", lambda axis, *values, **look: drawn.append([*map(list, values)]))
@@ -98,13 +96,15 @@ def test_the_picture_of_scores_has_a_curve_for_each_directory_with_the_interval_
         model = {"pretraining": {"run": name, "started": f"{name}{of_pretraining}", "tokens": tokens}}
         place = tmp_path / name / f"{of_pretraining}-{seed}-{tokens}"
         place.mkdir(parents=True)
-        evaluation_record("rte", seed, score, model=model).save(place)
+        reports = {"dev": {"interval": [score - 0.03, score + 0.02]}}
+        evaluation_record("rte", seed, score, model=model, reports=reports).save(place)
     main([*(str(tmp_path / name) for name in ("rtd", "mlm")), "--picture", str(tmp_path / "scores.png")])
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
-    (tokens, means), (_, low, high), mlm, _ = drawn
+    (tokens, means), (_, low, high), mlm, of_mlm = drawn
     assert (tokens, means) == ([2_460_000, 39_349_900], pytest.approx([0.4, 0.7]))
     assert high[1] - low[1] == pytest.approx(2 * 12.7062047362 * 0.1)
     assert mlm == [[39_320_000], [0.3]]
+    assert of_mlm[1:] == [pytest.approx([0.27]), pytest.approx([0.32])]  # one run alone: over its examples
 
 
 def test_a_directory_with_both_kinds_of_runs_gets_both_tables(tmp_path, capsys):

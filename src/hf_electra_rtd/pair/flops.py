@@ -7,7 +7,12 @@ import json
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from transformers.initialization import no_init_weights
 
@@ -20,6 +25,7 @@ def _of_convolution_backward(grad_shape: Any, x_shape: Any, w_shape: Any, *other
     return 2 * conv_flop_count(x_shape, w_shape, grad_shape)
 
 
+_NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 _COUNTED_HERE = {torch.ops.aten.convolution_backward: _of_convolution_backward}
 
 
@@ -39,7 +45,7 @@ def _count(config: str, length: int, num_masked: int) -> int:
         try:
             with FakeTensorMode():  # shapes without numbers: no memory, no time
                 return _more_for_a_sequence(config, length, num_masked)
-        except DataDependentOutputException:  # Longformer and XLM look at numbers
+        except _NEEDS_NUMBERS:  # Longformer and XLM
             return _more_for_a_sequence(config, length, num_masked)
 
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord, describe_hardware
@@ -102,18 +102,18 @@ def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str |
 
 def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.PathLike[str]) -> None:
     """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: of the runs of each name
-    the mean, and from two runs on its 95 % interval, over pre-trainings where there are several, else over
-    fine-tunings. A ValueError where no record has its model's tokens."""
+    the mean and its 95 % interval, over pre-trainings where there are several, else over fine-tunings; of one
+    fine-tuning alone, the interval over its examples. A ValueError where no record has its model's tokens."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-    # By task with its metric and by name: tokens, start of the pre-training, score.
-    scores: dict[str, dict[str, list[tuple[int, str, float]]]] = {}
+    scores: dict[str, dict[str, list[_Score]]] = {}  # by task with its metric, and by name
     for name, records in runs.items():
         for record in records:
             pretraining = record.model.get("pretraining")
             if pretraining and record.score is not None:
                 of_task = scores.setdefault(f"{record.dataset['title']}: {record.main_metric}", {})
-                point = (pretraining["tokens"], pretraining["started"], record.score)
+                interval = next(iter(record.reports.values()), {}).get("interval", (math.nan, math.nan))
+                point = _Score(pretraining["tokens"], pretraining["started"], record.score, *interval)
                 of_task.setdefault(name, []).append(point)
     if not scores:
         raise ValueError("These models are not in the directory of a pre-training run, so their tokens are not known.")
@@ -133,27 +133,44 @@ def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.P
             axis.legend()
 
 
-def _over_tokens(scores: Iterable[tuple[int, str, float]]) -> dict[int, tuple[float, float]]:
-    """By tokens, the mean of scores and half of its interval. The last pass of a pre-training reads other sequences
-    with another seed, so that equal steps differ by some tokens: those within 1 % are one point."""
-    points: dict[int, dict[str, list[float]]] = {}
-    for tokens, started, score in sorted(scores):
-        if not points or tokens > 1.01 * max(points):
-            points[tokens] = {}
-        points[max(points)].setdefault(started, []).append(score)
-    figures = {}
-    for tokens, pretrainings in points.items():
-        means = [fmean(of_run) for of_run in pretrainings.values()]
-        figures[tokens] = mean_and_interval(means if len(means) > 1 else next(iter(pretrainings.values())))
-    return figures
+class _Score(NamedTuple):
+    """The score of one fine-tuning."""
+
+    tokens: int
+    pretraining: str  # when it was started, which tells pre-trainings apart
+    score: float
+    low: float  # the interval over examples
+    high: float
 
 
-def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float]], color: str, label: str = "") -> None:
-    """A curve of means, and around it half of each interval to either side; nothing where that is NaN."""
+def _over_tokens(scores: Iterable[_Score]) -> dict[int, tuple[float, float, float]]:
+    """By tokens, the mean of scores and the ends of its interval. The last pass of a pre-training reads other
+    sequences with another seed, so that equal steps differ by some tokens: those within 1 % are one point."""
+    points: dict[int, list[_Score]] = {}
+    for score in sorted(scores):
+        if not points or score.tokens > 1.01 * max(points):
+            points[score.tokens] = []
+        points[max(points)].append(score)
+    return {tokens: _mean_and_ends(of_point) for tokens, of_point in points.items()}
+
+
+def _mean_and_ends(scores: Sequence[_Score]) -> tuple[float, float, float]:
+    if len(scores) == 1:
+        return scores[0].score, scores[0].low, scores[0].high
+    pretrainings: dict[str, list[float]] = {}
+    for each in scores:
+        pretrainings.setdefault(each.pretraining, []).append(each.score)
+    means = [fmean(of_run) for of_run in pretrainings.values()]
+    mean, half = mean_and_interval(means if len(means) > 1 else next(iter(pretrainings.values())))
+    return mean, mean - half, mean + half
+
+
+def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float, float]], color: str, label: str = "") -> None:
+    """A curve of means, and around it the area between the ends of their intervals; nothing where these are NaN."""
     places = list(figures)
-    axis.plot(places, [mean for mean, _ in figures.values()], color=color, marker="o", markersize=3, label=label)
-    bounds = [[mean + sign * half for mean, half in figures.values()] for sign in (-1, 1)]
-    axis.fill_between(places, *bounds, color=color, alpha=0.2, linewidth=0)
+    means, lows, highs = zip(*figures.values(), strict=True)
+    axis.plot(places, means, color=color, marker="o", markersize=3, label=label)
+    axis.fill_between(places, lows, highs, color=color, alpha=0.2, linewidth=0)
 
 
 def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color: str) -> None:
@@ -161,7 +178,10 @@ def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color:
     curves = [dict(zip(*_series(record.curves, key), strict=True)) for record in records]
     steps = sorted(set.intersection(*map(set, curves)))
     million = records[0].tokens / records[0].steps / 1e6
-    figures = {step * million: mean_and_interval([curve[step] for curve in curves]) for step in steps}
+    figures = {}
+    for step in steps:
+        mean, half = mean_and_interval([curve[step] for curve in curves])
+        figures[step * million] = (mean, mean - half, mean + half)
     _draw_interval(axis, figures, color)
 
 

@@ -35,7 +35,6 @@ from hf_electra_rtd.base.records import (
 )
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.flops import sequence_flops
 from hf_electra_rtd.pair.measures import Measure
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -258,6 +257,7 @@ class RTDTrainer(OriginalTrainer):
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._saved: PretrainingRecord | None = None
+        self._sequence_flops: dict[tuple[int, int], int] = {}  # by the length of sequences and their masked places
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         self._own_metrics = self.compute_metrics is None
@@ -302,8 +302,6 @@ class RTDTrainer(OriginalTrainer):
             set_seed((args.seed + state.global_step + args.process_index) % 2**32)
         self._saved = None
         self.stopwatch = meters.Stopwatch(state.log_history)
-        masked = num_masked(args.mask_probability, args.max_seq_length)
-        self._sequence_flops = sequence_flops(self.model.config, args.max_seq_length, masked)
         eval_on_start = args.eval_on_start
         args.eval_on_start = eval_on_start and not resume_from_checkpoint  # the first start did it
         try:
@@ -327,7 +325,12 @@ class RTDTrainer(OriginalTrainer):
         return (loss, output) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        return len(inputs["input_ids"]) * self._sequence_flops
+        num_sequences, length = inputs["input_ids"].shape
+        shape = (length, inputs["masked_positions"].shape[1])
+        if shape not in self._sequence_flops:
+            with self.stopwatch.paused():
+                self._sequence_flops[shape] = sequence_flops(self.model.config, *shape)
+        return num_sequences * self._sequence_flops[shape]
 
     # ---- Evaluation and logging ----
 

@@ -95,7 +95,7 @@ class RTDTrainingArguments(TrainingArguments):
     warmup_steps: float = flag(10_000, "Steps of warm-up; below 1: a share of all steps.")
     weight_decay: float = flag(0.01, "Decoupled weight decay; none for biases and LayerNorm.")
     adam_epsilon: float = flag(1e-6, "Epsilon of Adam, added to the square root.")
-    max_grad_norm: float = flag(1.0, "Global gradient norm to clip at.")
+    max_grad_norm: float = flag(1.0, "Norm at which the gradient of both networks is clipped; 0: no clipping.")
     optim: str = flag(
         OptimizerNames.ADAMW_TORCH_FUSED.value,
         "The optimizer: the original's (adamw_torch, adamw_torch_fused), muon, or any other in transformers.",
@@ -153,6 +153,7 @@ class RTDTrainingArguments(TrainingArguments):
 
 _ONE_STREAM = "A run reads its sequences as one stream, and no step is the best."
 _NOT_HERE = (
+    "average_tokens_across_devices",
     "label_smoothing_factor",
     "neftune_noise_alpha",
     "prediction_loss_only",

@@ -141,7 +141,7 @@ class Size:
         launches = self.operations * cluster.launch
         last = cluster.all_reduce(self.word_table_bytes, gpus)
         before = cluster.all_reduce(self.gradient_bytes - self.word_table_bytes, gpus)
-        # The backward pass is two thirds of a step (it costs two forward passes).
+        # The backward pass is two thirds of a step (`accounting`: it costs two forward passes).
         exposed = last + max(0.0, before - 2 / 3 * max(products, launches))
         return Step(batch, products, launches, before + last, exposed)
 

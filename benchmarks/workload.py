@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import AutoConfig, BertTokenizer
 
 from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, SequenceStream
+from hf_electra_rtd.base.accounting import model_flops
 from hf_electra_rtd.base.files import load_pretrained
 from hf_electra_rtd.data.blocks import writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.encoders.families import DROPOUTS
 from hf_electra_rtd.ops import IGNORED, num_masked
-from hf_electra_rtd.pair.flops import sequence_flops
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Workload:
 
     def flops(self) -> int:
         """Of a step, with a vocabulary projection of the masked tokens alone: the same count for every contestant."""
-        return self.batch_size * sequence_flops(self.config(), self.max_seq_length, self.num_masked)
+        return model_flops(self.config(), self.batch_size, self.max_seq_length, self.num_masked)
 
     def tokenizer(self) -> BertTokenizer:
         words = (f"word{index}" for index in range(self.vocab_size - len(SPECIAL_TOKENS)))

@@ -1,11 +1,10 @@
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
-from hf_electra_rtd.base.accounting import count_parameters
-from hf_electra_rtd.pair.flops import _COUNTED_HERE, sequence_flops
+from hf_electra_rtd.base import accounting
+from hf_electra_rtd.base.accounting import count_parameters, model_flops
 from tests.conftest import VOCABULARY, tiny_config
 from tests.families_for_tests import tiny_family_config
 
@@ -48,7 +47,7 @@ def counted_products(model, batch):
         ({"family": "modernbert", "objective": "all_tokens_mlm"}, 3),
     ],
 )
-def test_flops_are_three_forward_passes_of_matrix_products_counted_from_the_modules(batch, options, passes):
+def test_model_flops_are_three_forward_passes_of_matrix_products_counted_from_the_modules(batch, options, passes):
     if family := options.get("family"):
         main = tiny_family_config(family, vocab_size=len(VOCABULARY))
         config = ElectraRTDConfig(discriminator_config=main, objective=options.get("objective", "rtd"))
@@ -57,7 +56,7 @@ def test_flops_are_three_forward_passes_of_matrix_products_counted_from_the_modu
     model = ElectraForRTDPretraining(config).eval()
     counts = counted_products(model, batch)
     rows, length = batch["input_ids"].shape
-    flops = rows * sequence_flops(model.config, length, batch["labels"].shape[1])
+    flops = model_flops(model.config, rows, length, batch["labels"].shape[1])
     assert flops == passes * counts["generator"] + 3 * counts["main"]
 
 
@@ -80,6 +79,14 @@ def test_shared_parameters_are_counted_once(options, shared):
 # ---- Other families: width 32, 64 inside the feed-forward networks, 2 layers, 120 tokens ----
 
 
+@pytest.mark.parametrize("name", accounting._COUNTED)
+def test_counting_the_stock_model_gives_the_products_of_the_formulas(name):
+    config = tiny_family_config(name)
+    encoder, head = accounting._count(config, "MaskedLM", 20)
+    assert encoder == accounting._encoder(config, 20)
+    assert head == 20 * accounting._masked_lm_head(config, config.hidden_size)
+
+
 MODERNBERT = 2 * 20 * (8 * 32**2 + 6 * 32 * 64 + 4 * 20 * 32)  # gate, value, and back
 BUCKETS = 2 * (2 * 2 * 8) * 32  # every query with 2 * 8 relative positions, and every key
 DEBERTA = 2 * 20 * (8 * 32**2 + 4 * 32 * 64 + 4 * 20 * 32 + BUCKETS)
@@ -87,33 +94,27 @@ PREDICTED = 2 * 32 * (32 + 120)  # a token
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "encoder"), [("modernbert", {}, MODERNBERT), ("deberta-v2", {"conv_kernel_size": 0}, DEBERTA)]
+    ("name", "options", "encoder", "binary"),
+    [
+        ("modernbert", {}, MODERNBERT, 2 * 32 * 32 + 2 * 2 * 32),
+        ("deberta-v2", {"conv_kernel_size": 0}, DEBERTA, 2 * 2 * 32),
+        ("xlm", {}, 2 * 20 * (8 * 32**2 + 4 * 32 * 128 + 4 * 20 * 32), 2 * 2 * 32),  # its code looks at numbers
+    ],
 )
-def test_a_frozen_generator_of_another_family_costs_its_forward_pass_product_by_product(name, options, encoder):
-    config = ElectraRTDConfig(
-        generator_config=tiny_family_config(name, **options),
-        discriminator_config=tiny_family_config("electra"),
-        sharing="none",
-        freeze_generator=True,
-    )
-    alone = config.changed(generator="uniform", freeze_generator=False)
+def test_other_families_are_counted_product_by_product(name, options, encoder, binary):
+    made = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 120}
+    config = CONFIG_MAPPING[name](**made) if name == "xlm" else tiny_family_config(name, **options)
     state = torch.get_rng_state()
-    assert sequence_flops(config, 20, 5) == sequence_flops(alone, 20, 5) + encoder + 5 * PREDICTED
+    counted, head = accounting._count(config, "MaskedLM", 20)
+    assert (counted, head) == (encoder, 20 * (2 * 32 * 120 if name == "xlm" else PREDICTED))
+    assert accounting._count(config, "TokenClassification", 8)[1] == 8 * binary
     assert torch.equal(torch.get_rng_state(), state)  # counting draws no random numbers
 
 
-def test_a_convolution_in_groups_costs_two_forward_passes_backward():
-    convolution = torch.nn.Conv1d(8, 8, 3, groups=8)
-    with FlopCounterMode(display=False, custom_mapping=_COUNTED_HERE) as counter:
-        convolution(torch.zeros(1, 8, 10, requires_grad=True)).sum().backward()
-    assert counter.get_total_flops() == 3 * 2 * 8 * 8 * 3
-
-
-def test_a_family_that_looks_at_numbers_is_counted_with_numbers():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    longformer = CONFIG_MAPPING["longformer"](vocab_size=120, attention_window=[4, 4], pad_token_id=0, **sizes)
-    options = {"sharing": "none", "freeze_generator": True}
+def test_a_frozen_generator_of_another_family_costs_its_forward_pass():
     main = tiny_family_config("electra")
-    config = ElectraRTDConfig(generator_config=longformer, discriminator_config=main, **options)
+    generator = tiny_family_config("modernbert")
+    options = {"sharing": "none", "freeze_generator": True}
+    config = ElectraRTDConfig(generator_config=generator, discriminator_config=main, **options)
     alone = config.changed(generator="uniform", freeze_generator=False)
-    assert sequence_flops(config, 20, 5) > sequence_flops(alone, 20, 5)
+    assert model_flops(config, 4, 20, 5) == model_flops(alone, 4, 20, 5) + 4 * (MODERNBERT + 5 * PREDICTED)

@@ -105,3 +105,4 @@ def test_a_published_command_has_names_in_place_of_paths(tmp_path):
     )
     options = f"--output_dir=run --tokenizer org/name --model run --run_name {tmp_path.name}"
     assert command == f"python pretrain.py --train_files 'a b.txt' d.txt {options}"
+    assert public_command([""]) == ""  # Python was started without a script

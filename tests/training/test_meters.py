@@ -11,6 +11,7 @@ from hf_electra_rtd import (
     RTDTrainer,
     RTDTrainingArguments,
 )
+from hf_electra_rtd.base.accounting import model_flops
 from hf_electra_rtd.pair.generators import MaskedLMGenerator
 from hf_electra_rtd.pair.objectives import ReplacedTokenDetection
 from hf_electra_rtd.training.meters import (
@@ -162,6 +163,7 @@ def test_a_record_counts_what_was_trained_until_now(model, blocks, tokenizer, tm
 
     made = record(*blocks)
     assert (made.steps, made.sequences, made.tokens) == (3, 12, 12 * 32)
+    assert made.flops == {"model": model_flops(model.config, 12, 32, 5)}
     assert made.parameters["total"] == sum(parameter.numel() for parameter in model.parameters())
     assert made.data["train"]["sha256"] == blocks[0].header.sha256
     assert made.data["held_out"]["num_sequences"] == len(blocks[1])

@@ -1,8 +1,24 @@
-"""What a model and a run cost, as people read it: parameters and times."""
+"""What a model and a run cost: parameters, floating-point operations, and times as people read them.
+
+Matrix products count; embeddings are look-ups, and a backward pass costs two forward passes. Divided by time and the
+peak of the device, these FLOPs give the share of the hardware that was used (PaLM, arXiv 2204.02311, appendix B). For
+families with BERT's layers they come from formulas, for others from a forward pass of the stock model without data.
+
+What is computed counts: towers that share tensors run one after the other all the same, a frozen generator has no
+backward pass, and one that samples without dropout runs forward once more.
+"""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
+
+
+# Families of encoders with layers as BERT has them: what the formulas here hold for.
+_COUNTED = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
+_TRAINED = 3  # forward passes that a pass forward and backward costs
+_HEAD_LENGTH = 8  # of sequences in which heads, that see each token alone, are counted
+_COUNTS: dict[tuple[str, int, type[Any], str], tuple[int, int]] = {}
 
 
 def format_duration(seconds: float) -> str:
@@ -29,3 +45,91 @@ def count_parameters(model: Any) -> dict[str, int]:
         name: 0 if part is None else sum(parameter.numel() for parameter in part.parameters())
         for name, part in parts.items()
     }
+
+
+def model_flops(config: Any, num_sequences: int, max_seq_length: int, num_masked: int) -> int:
+    """FLOPs of training a joint model's `config` on `num_sequences` sequences, over all steps, of `max_seq_length`
+    tokens, `num_masked` of them masked. The vocabulary projection runs only on tokens that a tower predicts."""
+    main = config.discriminator_config
+    generator = config.generator_config
+    predicts = config.traits.predicts
+    forward = _encoder(main, max_seq_length)
+    if predicts != "replaced":  # else its family may have no such head
+        predicted = num_masked if predicts == "masked" else max_seq_length
+        forward += predicted * _masked_lm_head(main, main.hidden_size)
+    if predicts != "masked":  # of "all" tokens the copy mechanism, which is as ELECTRA's head
+        is_stock = predicts == "replaced" and main.model_type != "electra"
+        forward += max_seq_length * _binary_head(main, is_stock)
+    total = _TRAINED * forward
+    if config.has_generator_network:
+        passes = 1 if config.freeze_generator else _TRAINED
+        encoders = config.num_generator_encoders
+        predicted = num_masked if encoders == 1 else max_seq_length
+        encoding = encoders * _encoder(generator, max_seq_length)
+        total += passes * (encoding + predicted * _masked_lm_head(generator, encoders * generator.hidden_size))
+        if encoders > 1:  # those learn at every token, and the masked ones are drawn from their states
+            total += num_masked * _masked_lm_head(generator, 0)
+    return num_sequences * total
+
+
+def _widths(config: Any) -> tuple[int, int, int]:
+    """Of the layers, inside their feed-forward networks, and of the embeddings."""
+    inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
+    return config.hidden_size, inner, getattr(config, "embedding_size", config.hidden_size)
+
+
+def _encoder(config: Any, length: int) -> int:
+    if config.model_type not in _COUNTED:
+        return _count(config, "MaskedLM", length)[0]
+    hidden, inner, embedding = _widths(config)
+    layer = 8 * hidden**2 + 4 * hidden * inner + 4 * length * hidden
+    projection = 2 * embedding * hidden if embedding != hidden else 0
+    return int(length * (config.num_hidden_layers * layer + projection))
+
+
+def _masked_lm_head(config: Any, width: int) -> int:
+    if config.model_type not in _COUNTED:
+        return _count(config, "MaskedLM", _HEAD_LENGTH)[1] // _HEAD_LENGTH
+    return int(2 * _widths(config)[2] * (width + config.vocab_size))
+
+
+def _binary_head(config: Any, is_stock: bool) -> int:
+    if is_stock:
+        return _count(config, "TokenClassification", _HEAD_LENGTH)[1] // _HEAD_LENGTH
+    return int(2 * config.hidden_size * (config.hidden_size + 1))
+
+
+def _count(config: Any, task: str, length: int) -> tuple[int, int]:
+    """Matrix products for one sequence of that length: of the encoder of the stock model `AutoModelFor...` with that
+    configuration, attention between all places included, and of its head with two labels."""
+    import torch
+    import transformers
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.initialization import no_init_weights
+
+    def products(module: Any, num_sequences: int) -> int:
+        ids = torch.zeros(num_sequences, length, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            module(input_ids=ids, attention_mask=torch.ones_like(ids))
+        return int(counter.get_total_flops())
+
+    def count() -> tuple[int, int]:
+        kind = getattr(transformers, f"AutoModelFor{task}")
+        model = kind.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+        # What one sequence more costs: DeBERTa projects its relative positions once for a whole batch.
+        whole, encoder = (products(module, 2) - products(module, 1) for module in (model, model.base_model))
+        return encoder, whole - encoder
+
+    key = (task, length, type(config), repr(vars(config)))
+    if key in _COUNTS:
+        return _COUNTS[key]
+    config = copy.deepcopy(config)
+    config.num_labels = 2
+    with torch.no_grad(), no_init_weights():
+        try:
+            with FakeTensorMode():  # shapes without numbers: no memory, no time
+                _COUNTS[key] = count()
+        except DataDependentOutputException:  # Longformer and XLM look at numbers
+            _COUNTS[key] = count()
+    return _COUNTS[key]

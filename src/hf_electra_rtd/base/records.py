@@ -100,7 +100,7 @@ class PretrainingRecord(_Record):
     sequences: int  # trained on, over all steps and processes
     tokens: int  # real tokens in these sequences, by the mean length of those in the text
     train_seconds: Number  # in training steps, without evaluation and saving; over all sessions of a resumed run
-    flops: dict[str, Number]  # `model`: of training until here (`hf_electra_rtd.pair.flops`)
+    flops: dict[str, Number]  # `model`: of training until here (`hf_electra_rtd.base.accounting`)
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
@@ -331,7 +331,7 @@ def hub_id(name: str | None) -> str | None:
 def public_command(argv: Sequence[str]) -> str:
     """A command line as a record may hold it; see `public`. First the program: a path, or `hf-electra-rtd COMMAND`."""
     words = Path(argv[0]).name.split()
-    if words[0].endswith(".py"):
+    if words and words[0].endswith(".py"):
         words.insert(0, "python")
     flag = ""
     for word in argv[1:]:

@@ -149,7 +149,7 @@ class Corrector(TextJudge):
             return None
         continues = bool(self._words.continues[own])
         known = (self._words.find(in_case_of(word, right), continues) for right in rights)
-        return [index for index in known if index is not None]
+        return [index for index in known if index not in (None, own)]
 
 
 # ---- The command ----

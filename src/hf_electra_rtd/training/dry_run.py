@@ -17,8 +17,6 @@ from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.sequences import describe_text
-from hf_electra_rtd.ops import num_masked
-from hf_electra_rtd.pair.flops import sequence_flops
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training import console, meters
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
@@ -119,8 +117,7 @@ def _describe_costs(
     num_sequences = args.max_steps * args.sequences_per_step
     passes = num_sequences / len(text)
     num_tokens = meters.count_tokens(stream, args, num_sequences)
-    masked = num_masked(args.mask_probability, args.max_seq_length)
-    flops = num_sequences * sequence_flops(model.config, args.max_seq_length, masked)
+    flops = meters.count_flops(model, args, num_sequences)
     num_parameters = count_parameters(model)["total"]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     in_all = _FLOAT * (num_parameters + trained) + states

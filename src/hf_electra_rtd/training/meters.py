@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerState
 
 from hf_electra_rtd.base import records
+from hf_electra_rtd.base.accounting import model_flops
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.words import example_sentence
+from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.measures import Measure, observe, report_totals, sum_rows
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
@@ -222,6 +224,12 @@ def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) ->
         header = stream.sequences.header
         return round(num_sequences * header.num_tokens / header.num_sequences)
     return num_sequences * args.max_seq_length
+
+
+def count_flops(model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int) -> float:
+    """FLOPs of training on so many sequences (`hf_electra_rtd.base.accounting`)."""
+    masked = num_masked(args.mask_probability, args.max_seq_length)
+    return float(model_flops(model.config, num_sequences, args.max_seq_length, masked))
 
 
 def describe_data(stream: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 
-from hf_electra_rtd.base.accounting import count_parameters
+from hf_electra_rtd.base.accounting import count_parameters, model_flops
 from hf_electra_rtd.base.cli import check_arguments
 from hf_electra_rtd.base.files import writing
 from hf_electra_rtd.base.records import (
@@ -35,7 +35,7 @@ from hf_electra_rtd.base.records import (
 )
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.pair.flops import sequence_flops
+from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.measures import Measure
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish as publishing
@@ -257,7 +257,6 @@ class RTDTrainer(OriginalTrainer):
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._saved: PretrainingRecord | None = None
-        self._sequence_flops: dict[tuple[int, int], int] = {}  # by the length of sequences and their masked places
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         self._own_metrics = self.compute_metrics is None
@@ -326,11 +325,7 @@ class RTDTrainer(OriginalTrainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         num_sequences, length = inputs["input_ids"].shape
-        shape = (length, inputs["masked_positions"].shape[1])
-        if shape not in self._sequence_flops:
-            with self.stopwatch.paused():
-                self._sequence_flops[shape] = sequence_flops(self.model.config, *shape)
-        return num_sequences * self._sequence_flops[shape]
+        return model_flops(self.model.config, num_sequences, length, num_masked(self.args.mask_probability, length))
 
     # ---- Evaluation and logging ----
 
@@ -421,7 +416,7 @@ class RTDTrainer(OriginalTrainer):
             sequences=num_sequences,
             tokens=meters.count_tokens(self.train_dataset, args, num_sequences),
             train_seconds=self.stopwatch.seconds,
-            flops={"model": state.total_flos},
+            flops={"model": meters.count_flops(self.model, args, num_sequences)},
             curves=list(state.log_history),
             metrics=meters.evaluation_at(step, state.log_history),
             before_and_after=meters.before_and_after(step, state.log_history),

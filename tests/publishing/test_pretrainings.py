@@ -81,6 +81,15 @@ def test_the_picture_shows_the_mean_of_the_seeds_over_tokens_and_its_interval(tm
     assert np.subtract(high, low) == pytest.approx(2 * 12.7062047362 * 0.1)
 
 
+def test_seeds_that_were_never_evaluated_at_the_same_step_have_no_common_curve(tmp_path):
+    for seed in (1, 2):
+        place = tmp_path / str(seed)
+        place.mkdir()
+        seeded(seed, curves=[{"step": 100 * seed, "eval_discriminator_auc": 0.6}]).save(place)
+    main([str(tmp_path), "--picture", str(tmp_path / "curves.png")])
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_picture_of_scores_has_a_curve_for_each_directory_with_its_intervals(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(Axes, "plot", lambda axis, *values, **look: drawn.append([*map(list, values)]))

@@ -168,8 +168,9 @@ def _mean_and_ends(scores: Sequence[_Score]) -> tuple[float, float, float]:
 def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float, float]], color: str, label: str = "") -> None:
     """A curve of means, and around it the area between the ends of their intervals; nothing where these are NaN."""
     places = list(figures)
-    means, lows, highs = zip(*figures.values(), strict=True)
-    axis.plot(places, means, color=color, marker="o", markersize=3, label=label)
+    lows = [low for _, low, _ in figures.values()]
+    highs = [high for _, _, high in figures.values()]
+    axis.plot(places, [mean for mean, _, _ in figures.values()], color=color, marker="o", markersize=3, label=label)
     axis.fill_between(places, lows, highs, color=color, alpha=0.2, linewidth=0)
 
 

@@ -3,7 +3,7 @@
 
     accelerate launch --num_cpu_threads_per_process 2 examples/pretrain.py
 
-trains the tiny size on 759,000 tokens of English novels in 3 to 7 minutes on two CPU cores, and leaves the
+trains the tiny size on 759,000 tokens of English novels in 3 to 8 minutes on two CPU cores, and leaves the
 generator and the discriminator in runs/pretrain. On your own text, with the paper's small size:
 
     accelerate launch examples/pretrain.py --size small --train_files 'corpus/*.txt.zst' --output_dir runs/small

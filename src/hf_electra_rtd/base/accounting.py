@@ -4,8 +4,8 @@ Matrix products count; embeddings are look-ups, and a backward pass costs two fo
 peak of the device, these FLOPs give the share of the hardware that was used (PaLM, arXiv 2204.02311, appendix B). For
 families with BERT's layers they come from formulas, for others from a forward pass of the stock model without data.
 
-What is computed counts: towers that share tensors run one after the other all the same, a frozen generator has no
-backward pass, and one that samples without dropout runs forward once more.
+What is computed counts: towers that share tensors run one after the other all the same, and a frozen generator has no
+backward pass.
 """
 
 from __future__ import annotations

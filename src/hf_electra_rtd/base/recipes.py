@@ -50,7 +50,7 @@ def _pretraining(
 
 
 SIZES: Mapping[str, Size] = {
-    # Ours, for tests, tutorials and a laptop: 3 to 7 minutes on two CPU cores for the bundled corpus.
+    # Ours, for tests, tutorials and a laptop: 3 to 8 minutes on two CPU cores for the bundled corpus.
     "tiny": Size(
         architecture={
             **_architecture(4, 128, 2, 64),

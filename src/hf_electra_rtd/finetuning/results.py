@@ -201,7 +201,6 @@ def remove_leftovers(directory: Path) -> None:
 
 def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
     """Deletes the models of runs that are not kept. One that holds what we did not write stays, with a warning."""
-    once: Any = logger  # transformers gives loggers this method; a call asks after each seed
     for seed in seeds:
         for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
             path = seed_directory(plan.directory, task, seed) / name
@@ -209,7 +208,8 @@ def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
                 try:
                     _check_model(path)
                 except ValueError as error:
-                    once.warning_once(f"{task.title}: {path} is kept. {error}")
+                    # Once, as a call asks after each seed. transformers gives loggers this method.
+                    logger.warning_once(f"{task.title}: {path} is kept. {error}")  # type: ignore[attr-defined]
                     continue
                 logger.info(f"{task.title}: deletes {path} (--keep_models {plan.flags.keep_models}).")
                 remove_directory(path)

@@ -1,17 +1,19 @@
 """Scores of spelling correction: three families of metrics, which share names and must never be mixed.
 
-A sentence is wrong if its source differs from its reference, and flagged if it differs from its prediction. Detection
-compares the places that were changed, correction the places and what stands there. A source, its prediction and its
+A sentence is wrong if its source differs from its reference, and flagged if its source differs from its prediction.
+Detection compares the positions of changes; correction also compares the new parts. A source, its prediction and its
 reference have equally many parts (`data.units.align`: characters of Chinese, else words).
 
-`bakeoff`: the sentences of the SIGHAN bake-offs (Wu et al. 2013; Yu et al. 2014; Tseng et al. 2015). A hit is a wrong
-sentence whose changes are exactly the right ones. False positives are flagged sentences *that are right*: a wrong one
-that is changed wrongly costs recall alone. `accuracy` is of all sentences, the false positive rate of right ones.
+`bakeoff`: the sentence metrics of the SIGHAN bake-offs (Wu et al. 2013; Yu et al. 2014; Tseng et al. 2015). A hit is a
+wrong sentence whose changes are exactly the right ones. A false positive is a flagged sentence *that is right*, so a
+wrong sentence that is changed wrongly costs recall alone. `accuracy` is a share of all sentences, the false positive
+rate a share of the right ones.
 
-`sentence`: those of papers since 2020 (FASPell, ReaLiSe). The same hits, with precision over *all* flagged ones.
+`sentence`: the sentence metrics of papers since 2020 (FASPell, ReaLiSe). Hits are the same, and precision is over
+*all* flagged sentences.
 
-`character`: precision over all changes, recall over all wrong characters. Some papers take precision and recall of
-correction over detected characters only, which gives far higher numbers; these are not computed here.
+`character`: precision is over all changes, recall over all wrong characters. Some papers compute precision and recall
+of correction over detected characters only, which gives far higher numbers; these are not computed here.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from hf_electra_rtd.finetuning.scores import ratio
 
 FAMILIES = ("bakeoff", "sentence", "character")
 LEVELS = ("detection", "correction")
-# SIGHAN 2013 leaves many wrong 地 and 得 in its references: papers since ReaLiSe take back what was changed to them.
+# The references of SIGHAN 2013 have many wrong 地 and 得, so papers since ReaLiSe undo all changes to these two.
 SIGHAN13 = "地得"
 
 
 def read_pairs(path: str) -> tuple[list[str], list[str]]:
-    """The columns `text` and `right` of a table: sentences, and the same without errors. ValueError for a file that
-    cannot be read or has other columns, and for a pair of which one has more parts."""
+    """Reads the columns `text` and `right` of a table: sentences, and the same sentences without errors. Raises
+    ValueError for a file that cannot be read or lacks a column, and for a pair without a `right` sentence or with
+    different numbers of parts."""
     task = Task("pairs", path, kind="correction", columns=("text",), label_column="right")
     with reading(path):
         examples = list(make_examples(task, "train", read_rows(task, "train", path)))
@@ -46,19 +49,19 @@ def read_pairs(path: str) -> tuple[list[str], list[str]]:
 
 
 def _find_changes(source: str, other: str) -> dict[int, str]:
-    """What another text has in place of parts of the source, by their places."""
+    """Maps the position of each part of the source that another text changes to the new part."""
     return {place: new for place, (old, new) in enumerate(align(source, other)) if old != new}
 
 
 def score_correction(
     sources: Sequence[str], predictions: Sequence[str], references: Sequence[str], ignored: str = ""
 ) -> dict[str, float]:
-    """Scores of corrected sentences by family, level and name (`sentence_correction_f1`), with the counts that they
-    are made of, and the `false_positive_rate`: the share of right sentences that were flagged. What has nothing to
-    divide by is 0.
+    """Returns the scores of corrected sentences by family, level and name (`sentence_correction_f1`), the counts
+    behind them, and the `false_positive_rate`: the share of right sentences that were flagged. A ratio with
+    denominator 0 is 0.
 
-    Changes to `ignored` parts (`SIGHAN13`) are taken back before. Raises ValueError for numbers of sentences that
-    differ, and for texts of which one has more parts.
+    Changes to `ignored` parts (`SIGHAN13`) are undone first. Raises ValueError if the numbers of sentences differ, or
+    if a prediction or a reference does not have as many parts as its source.
     """
     hits = {family: dict.fromkeys(LEVELS, 0) for family in ("sentence", "character")}
     wrong = flagged = false_positives = changed_parts = wrong_parts = 0
@@ -95,7 +98,7 @@ def score_correction(
 
 
 def describe_scores(scores: Mapping[str, float]) -> str:
-    """The scores as a table to read, in per cent."""
+    """Formats the scores as a table for readers, in percent."""
     lines = [
         f"{scores['sentences']:,} sentences, {scores['wrong_sentences']:,} of them wrong; "
         f"{scores['flagged_sentences']:,} flagged, {scores['false_positives']:,} of them right: "

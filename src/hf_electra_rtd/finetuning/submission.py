@@ -1,4 +1,4 @@
-"""Predictions as files: JSON lines for any task, and what the servers of GLUE and CLUE take, with its zip."""
+"""Predictions as files: JSON lines for any task, and the files for the servers of GLUE and CLUE, with their zip."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 def write_predictions(
     path: str | os.PathLike[str], predictions: Sequence[Prediction], split: Split, labels: Sequence[str] = ()
 ) -> None:
-    """Writes the predictions of a split as JSON lines: `id`, `prediction`, in classification `probabilities` by name,
-    `label` where it is known (for a question the texts of all right answers), and the texts of the example. Numbers
-    that are not finite become null."""
+    """Writes the predictions of a split as JSON lines: `id`; `prediction`; `probabilities` by label, if the task has
+    one or several labels for a text; `label`, if it is known (for a question, the texts of all right answers); and the
+    texts of the example. Numbers that are not finite become null."""
     lines = []
     for row, (prediction, example) in enumerate(zip(predictions, split.examples, strict=True)):
         line = {"id": example.pop("id"), "prediction": prediction}
@@ -43,9 +43,9 @@ def write_predictions(
 def write_submission(
     task: Task, split: str, predictions: Sequence[Prediction], data: Split, directory: str | os.PathLike[str]
 ) -> Path | None:
-    """Writes the file that the benchmark's server (of CLUE: 1.1) takes for a test split, and returns its path; None
-    where no server takes it, and, with a warning, where examples were skipped: the lines would not be the test set's.
-    """
+    """Writes the file that the benchmark's server (for CLUE, version 1.1) takes for a test split, and returns its
+    path. Returns None if no server takes the split, and, with a warning, if examples were skipped, because the lines
+    would not match the test set."""
     if split not in task.submission:
         return None
     name = task.submission[split][0]
@@ -78,12 +78,12 @@ def _format(task: Task, predictions: Sequence[Prediction], examples: Any) -> str
         rows = [{"text": "".join(words), "label": _entities(words, tags)} for words, tags in sentences]
     else:  # "lines"
         rows = [{"label": str(label)} for label in predictions]
-    numbers = (int(identity) if identity.isdecimal() else identity for identity in ids)  # of the official test files
+    numbers = (int(identity) if identity.isdecimal() else identity for identity in ids)  # official ids are numbers
     return "".join(_line({"id": number, **row}) for number, row in zip(numbers, rows, strict=True))
 
 
 def _entities(words: Sequence[str], tags: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
-    """CLUENER: from type to entity to spans, the last character included."""
+    """CLUENER's format: types, then entities, then their spans, which include the last character."""
     entities: dict[str, dict[str, list[list[int]]]] = {}
     for start, end, kind in sorted(find_chunks(tags)):
         entities.setdefault(kind, {}).setdefault("".join(words[start:end]), []).append([start, end - 1])
@@ -95,9 +95,9 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
-    """Zips what `write_submission` wrote into `<benchmark>_submission.zip`, and warns of what the server would refuse:
-    missing files (GLUE needs all eleven, CLUE takes any) and files with too many or too few examples. CLUE asks for
-    the name `submit_TEAM_DATE.zip`."""
+    """Zips the files of `write_submission` into `<benchmark>_submission.zip`, and returns its path. Warns of missing
+    files (GLUE needs all eleven, CLUE takes any), and of files with too many or too few examples, which the server
+    would refuse. CLUE asks for the name `submit_TEAM_DATE.zip`."""
     directory = Path(directory)
     target = directory / f"{benchmark}_submission.zip"
     expected = dict(file for task in BENCHMARKS[benchmark] for file in task.submission.values())

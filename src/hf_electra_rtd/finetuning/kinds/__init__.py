@@ -28,5 +28,5 @@ KINDS: Mapping[str, type[Kind]] = {
 
 
 def make_kind(task: Task, tokenizer: PreTrainedTokenizerBase, *args: int, **lengths: int) -> Kind:
-    """What encodes, decodes and scores a task. The lengths are those of `Kind`."""
+    """Returns the object that encodes, decodes and scores a task. The lengths are those that `Kind` takes."""
     return KINDS[task.kind](task, tokenizer, *args, **lengths)

@@ -1,4 +1,4 @@
-"""Labels or a number for a text or a pair of texts, and the right one of several answers to a question."""
+"""Kinds that assign labels or a number to a text or a pair of texts, or choose one of several answers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hf_electra_rtd.ops import IGNORED
 
 
 class ClassificationKind(Kind):
-    """One of several labels for a text or a pair of texts; `[SEP]` in a text is text. What is too long is truncated at
-    its end, of a pair always the longer text, the second where both are as long (google-research/electra
-    finetune/classification/classification_tasks.py, `_truncate_seq_pair`). Training leaves out examples without a
-    label or with an empty text."""
+    """Assigns one of several labels to a text or a pair of texts. A `[SEP]` in a text is ordinary text. Texts that are
+    too long are truncated at the end. In a pair, tokens are removed one by one from the longer text, or from the
+    second if both are equally long (google-research/electra finetune/classification/classification_tasks.py,
+    `_truncate_seq_pair`). Training leaves out examples without a label or with an empty text."""
 
     auto_class = AutoModelForSequenceClassification
 
@@ -39,8 +39,8 @@ class ClassificationKind(Kind):
                 rows += [(index, order, label) for order in orders]
         if not rows:
             return []
-        # One token more than there is room for: the tokenizer shortens the second of two texts that are as long, or
-        # the first, but the last token goes by the original's rule.
+        # One token too many is kept, and is removed below by the original's rule: tokenizers differ in which of two
+        # equally long texts they shorten.
         columns = zip(*(texts for _, texts, _ in rows), strict=True)
         tokens = self._tokenize(*map(list, columns), truncation=True, max_length=self.max_seq_length + 1)
         features = []
@@ -72,7 +72,7 @@ class ClassificationKind(Kind):
 
 
 class MultiLabelKind(ClassificationKind):
-    """Any number of labels for a text or a pair of texts: those whose probability is above 0.5."""
+    """Assigns any number of labels to a text or a pair of texts: those whose probability is above 0.5."""
 
     problem_type = "multi_label_classification"
     report = staticmethod(label_report)
@@ -93,8 +93,8 @@ class MultiLabelKind(ClassificationKind):
 
 
 class RegressionKind(ClassificationKind):
-    """A number for a text or a pair of texts: learned in its `unit` (mean and standard deviation of the training
-    labels), by the squared error, and predicted without bounds."""
+    """Assigns a number, without bounds, to a text or a pair of texts. Training minimizes the squared error of labels
+    that are standardized by `unit`, the mean and standard deviation of the training labels."""
 
     problem_type = "regression"
     columns: ClassVar = {"labels": Value("float64")}
@@ -120,10 +120,11 @@ class RegressionKind(ClassificationKind):
 
 
 class MultipleChoiceKind(Kind):
-    """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice: `[CLS] context
-    [SEP] question [SEP] choice [SEP]`, with segment 1 after the context, and without an empty question and its [SEP]
-    (CLUEbenchmark/CLUE, run_c3.py, `convert_examples_to_features`). The context is truncated, so that the choices keep
-    what tells them apart; where question and choice are too long without it, the question is left out."""
+    """Chooses one of several answers to a question. A feature is a question. Its `input_ids` are a list with a
+    sequence for each choice: `[CLS] context [SEP] question [SEP] choice [SEP]`. Segment 1 begins after the context; an
+    empty question is left out with its [SEP] (CLUEbenchmark/CLUE, run_c3.py, `convert_examples_to_features`). The
+    context is truncated, so that the choices stay distinct. If question and choice are too long by themselves, the
+    question is left out; if a choice is still too long, the longer of context and choice is truncated."""
 
     auto_class = AutoModelForMultipleChoice
     input_type: ClassVar = List(Kind.input_type)
@@ -150,8 +151,8 @@ class MultipleChoiceKind(Kind):
         return features
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Inputs (B, choices, L) and, in training, `labels` (B,). Missing choices are filled by one padding token,
-        which is attended to: attention over nothing is not a number on some devices."""
+        """Returns inputs (B, choices, L) and, in training, `labels` (B,). A missing choice is filled with one padding
+        token, which is attended to, because attention over no token gives NaN on some devices."""
         most = max(len(feature["input_ids"]) for feature in features)
         filling = {"input_ids": [self.tokenizer.pad_token_id], "token_type_ids": [self.tokenizer.pad_token_type_id]}
         filled: list[dict[str, Any]] = []
@@ -164,9 +165,9 @@ class MultipleChoiceKind(Kind):
         return batch
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy in float32 over the choices that a question really has."""
+        """Returns the cross-entropy in float32 over the real choices of each question."""
         logits = outputs.logits.float()
-        real = batch["attention_mask"].sum(-1) > 1  # a real choice has the special tokens at least
+        real = batch["attention_mask"].sum(-1) > 1  # a real choice has at least its special tokens
         return self._cross_entropy(logits.masked_fill(~real, torch.finfo(logits.dtype).min), batch["labels"])
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
@@ -176,6 +177,6 @@ class MultipleChoiceKind(Kind):
         return [softmax(logits) for logits in self._of_choices(outputs, examples)]
 
     def _of_choices(self, outputs: Any, examples: Dataset) -> list[np.ndarray]:
-        """Of each example the logits of the choices that it has."""
+        """The logits of the real choices of each example."""
         choices = map(len, examples["choices"])
         return [logits[:number] for logits, number in zip(outputs, choices, strict=True)]

@@ -1,4 +1,4 @@
-"""Correction: the right word for each word of a sentence, most of which are right."""
+"""Correction of sentences: the right word for each word, most of which are right already."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Predictio
 from hf_electra_rtd.ops import IGNORED, best_and_lead
 
 
-# Of right words that are masked in training (Wu et al. 2023, arXiv 2305.17721): else a model learns to copy.
+# The share of right tokens that are masked in training, so that a model does not just learn to copy (Wu et al. 2023,
+# arXiv 2305.17721).
 MASKED_SHARE = 0.2
-# Of the two losses (shibing624/pycorrector, MacBERT4CSC).
+# The weights of the two losses (shibing624/pycorrector, MacBERT4CSC).
 DETECTION_WEIGHT = 0.3
 CORRECTION_WEIGHT = 0.7
 _SUFFIX = "ForCorrection"
 
 
 class _Models:
-    """Stock masked language models with a linear head that detects, by their configurations."""
+    """Maps classes of configurations to stock masked language models with an additional head that detects errors."""
 
     def __contains__(self, config_class: Any) -> bool:
         return config_class in AutoModelForMaskedLM._model_mapping
@@ -40,8 +41,8 @@ class _Models:
 
 @cache
 def _correction_class(stock: Any) -> Any:
-    """A stock masked language model that also detects. Its tensors keep the names that they have there, so that a
-    generator's head for tokens goes on."""
+    """Returns a stock masked language model that also detects errors. Its tensors keep their stock names, so that a
+    generator's head for tokens is kept."""
 
     class Model(stock):
         takes_head = True
@@ -52,7 +53,8 @@ def _correction_class(stock: Any) -> Any:
             self.post_init()
 
         def forward(self, input_ids: Tensor, whole: bool = False, **inputs: Any) -> HeadOutput:
-            """Both logits in training, or as a `whole`; in evaluation there are only `logits` (B, L, 2)."""
+            """Returns token logits (B, L, V) and detection logits (B, L) in training or if `whole`. Otherwise `logits`
+            (B, L, 2) are the best token and its lead over the input token (see `best_and_lead`)."""
             output = super().forward(input_ids=input_ids, output_hidden_states=True, **inputs)
             detection_BL = self.detection(output.hidden_states[-1]).squeeze(-1).float()
             if self.training or whole:
@@ -64,17 +66,18 @@ def _correction_class(stock: Any) -> Any:
 
 
 class CorrectionKind(Kind):
-    """Correction of sentences, whose `label` is the same sentence without errors. Texts that are too long go on in
-    further features, cut at the ends of sentences.
+    """Corrects sentences, whose `label` is the same sentence without errors. A text that is too long is cut into
+    several features, at ends of sentences if possible.
 
-    The loss is the cross-entropy of the right token at every place and the binary one of its being wrong, weighted. In
-    training, a share of the right tokens is masked, which are then not judged. Words that are several tokens, here or
-    in the right sentence, are neither learned nor changed; sentences of different numbers of words are left out.
+    The loss is a weighted sum of the cross-entropy of the right token at every position and the binary cross-entropy
+    of whether the token there is wrong. In training, a share of the right tokens is masked; these have no binary loss.
+    A word of several tokens is neither learned nor changed, and a word whose right form has several tokens is not
+    learned. Training leaves out sentences whose label has another number of words.
     """
 
     auto_class: ClassVar[Any] = SimpleNamespace(__name__="AutoModelForCorrection", _model_mapping=_Models())
     make_collator = DataCollatorForTokenClassification
-    # `spans`: of each word of one token, its token, its first character in the text and the one after its last.
+    # `spans`: for each word of one token, the token's index, and the word's start and end (exclusive) in the text.
     columns: ClassVar = {
         "labels": List(Value("int64")),
         "spans": List(List(Value("int32"))),
@@ -108,7 +111,8 @@ class CorrectionKind(Kind):
         return features
 
     def _targets(self, text: str, right: str) -> dict[tuple[int, int], int] | None:
-        """The right token for each word of a text, by the word's characters; None for texts of different words."""
+        """Maps the start and end of each word of a text to its right token, if it has a single one. None if the texts
+        have different numbers of words."""
         encodings = self._tokenize([text, right]).encodings
         words, others = map(find_units, (text, right), encodings)
         if len(words) != len(others):
@@ -121,7 +125,7 @@ class CorrectionKind(Kind):
         return targets
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """As of other tasks; in training, a share of the right tokens is masked."""
+        """Collates as other kinds do; in training, also masks a share of the right tokens."""
         batch = super().collate(features)
         if "labels" in batch:
             is_right = batch["labels"].eq(batch["input_ids"])
@@ -130,7 +134,7 @@ class CorrectionKind(Kind):
         return batch
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Both losses in float32, weighted, over the words of one token."""
+        """Returns the weighted sum of both losses in float32, over the words of one token."""
         correction = self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
         judged = batch["labels"].ne(IGNORED) & batch["input_ids"].ne(int(self.tokenizer.mask_token_id))
         is_wrong = batch["labels"].ne(batch["input_ids"]).float()
@@ -138,7 +142,7 @@ class CorrectionKind(Kind):
         return CORRECTION_WEIGHT * correction + DETECTION_WEIGHT * detection.sum()
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        """For each sentence its `source` and the `text` in which each word has given way to a likelier one."""
+        """Returns for each sentence its `source`, and the `text` in which words are replaced by likelier ones."""
         texts = [texts[0] for texts in examples["texts"]]
         changes: list[list[tuple[int, int, str]]] = [[] for _ in texts]
         rows = zip(features["example"], features["spans"], features["input_ids"], strict=True)
@@ -153,7 +157,7 @@ class CorrectionKind(Kind):
         return [{"text": replace_parts(text, of_text), "source": text} for text, of_text in pairs]
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
-        """The metrics of the task, named by family, level and measure."""
+        """Returns the metrics of the task, named by family, level and measure."""
         sources = [prediction["source"] for prediction in predictions]
         texts = [prediction["text"] for prediction in predictions]
         scores = score_correction(sources, texts, references)

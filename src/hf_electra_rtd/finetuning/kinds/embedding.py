@@ -1,4 +1,4 @@
-"""How similar two texts are, by their embeddings."""
+"""Similarity of two texts by their embeddings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Predictio
 
 
 class EmbeddingKind(Kind):
-    """The cosine of the embeddings of two texts, each of which is encoded by itself and cut at its end. A feature has
-    the tokens of both, or in training of one. Training leaves out examples with an empty text. sentence-transformers
-    makes the batches (`finetuning.embeddings`)."""
+    """Predicts the cosine similarity of the embeddings of two texts. Each text is encoded by itself and truncated at
+    its end. A feature has the tokens of both texts; in training, possibly of a single one. Training leaves out
+    examples with an empty text. sentence-transformers makes the batches (`finetuning.embeddings`)."""
 
     auto_class = AutoModel
     input_type: ClassVar = List(Kind.input_type)

@@ -1,4 +1,4 @@
-"""Questions whose answer is a passage of a context: in windows where it is too long for the model."""
+"""Questions whose answer is a passage of a context. A context that is too long for the model is split into windows."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from hf_electra_rtd.finetuning.scores import score_answers, score_squad_v2
 
 
 # google-research/electra configure_finetuning.py: `n_best_size`, `max_answer_length`. In Chinese a token is a
-# character: of the answers that CMRC 2018 trains on, 21 % have more than 30, 0.4 % more than 100.
+# character, and of the training answers of CMRC 2018, 21 % have more than 30 characters and 0.4 % more than 100.
 N_BEST = 20
 MAX_ANSWER_TOKENS = 30
 MAX_ANSWER_TOKENS_ZH = 100
-_SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was nothing to read
+_SURELY_NONE = 1000.0  # above any no-answer score of a model; for an example without a candidate answer
 
 
 class QuestionAnsweringKind(Kind):
-    """Extractive question answering (SQuAD 1.1 and 2.0, CMRC 2018, DRCD, own).
+    """Extracts answers (SQuAD 1.1 and 2.0, CMRC 2018, DRCD, own tasks).
 
     A feature is a question and a window of its context. Its labels are the tokens where the answer starts and ends. A
     window without the answer is labeled [CLS], the first token, as in google-research/electra
     (finetune/qa/qa_tasks.py, `featurize`).
 
-    A prediction is `text`; `nbest`, up to 20 different texts, each with its `probability` among these, best first; and
-    where a context may hold no answer, `no_answer_score`: above 0, `text` is empty.
+    A prediction is a dict: `text`; `nbest`, up to 20 different texts, best first, each with its `probability` among
+    these; and, if a context may hold no answer, `no_answer_score`. If this score is above 0, `text` is empty.
     """
 
     auto_class = AutoModelForQuestionAnswering
-    # Of a window: the place of its first token, and where each token begins and ends in the context, in characters.
+    # For a window: the index of its first context token, and the start and end of each in the context, in characters.
     columns: ClassVar = {
         "first": Value("int32"),
         "offsets": List(List(Value("int32"))),
@@ -86,7 +86,7 @@ class QuestionAnsweringKind(Kind):
                 offsets = tokens["offset_mapping"][row][first:last]
                 windows.append(self._inputs(tokens, row) | {"first": first, "offsets": offsets})
             if not any(window["offsets"] for window in windows):
-                continue  # a context of characters that the tokenizer drops
+                continue  # the tokenizer drops all characters of the context
             labels = self._labels(windows, answers, starts) if training else [None] * len(windows)
             if not labels:
                 continue  # the context does not have the answer
@@ -104,19 +104,19 @@ class QuestionAnsweringKind(Kind):
         ]
 
     def _labels(self, windows: list[Feature], answers: list[str], starts: list[int]) -> list[list[int]]:
-        """Of each window; none where the context does not have the answer."""
+        """The labels of each window; an empty list if the context does not have the answer."""
         if not answers:
             return [[0, 0]] * len(windows)
         if starts[0] < 0:
             return []
-        # The first and the last token that have a character of the answer, counted in the context.
+        # The first and the last token of the whole context that have a character of the answer.
         offsets = [window["offsets"][self.doc_stride if row else 0 :] for row, window in enumerate(windows)]
         begins, ends = np.array(list(itertools.chain(*offsets))).T
         first = int(np.searchsorted(ends, starts[0], side="right"))
         last = int(np.searchsorted(begins, starts[0] + len(answers[0]))) - 1
         if first > last:
             return []
-        step = len(windows[0]["offsets"]) - self.doc_stride  # tokens of the context from a window to the next
+        step = len(windows[0]["offsets"]) - self.doc_stride  # context tokens from one window's start to the next one's
         labels = []
         for row, window in enumerate(windows):
             is_inside = row * step <= first and last < row * step + len(window["offsets"])
@@ -127,15 +127,15 @@ class QuestionAnsweringKind(Kind):
     # ---- Loss ----
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """The cross-entropies of starts and of ends: their mean over the labels, two a feature, is that of the
-        original (google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`)."""
+        """Returns the sum of the cross-entropies of starts and of ends. Its mean over the labels, two for each
+        feature, is the original's loss (google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`)."""
         starts = self._cross_entropy(outputs["start_logits"], batch["labels"][:, 0])
         return starts + self._cross_entropy(outputs["end_logits"], batch["labels"][:, 1])
 
     # ---- Predictions ----
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        """The best answer over all windows. Outputs: logits of starts and of ends."""
+        """Returns the best answer to each question over all windows. `outputs` are the logits of starts and ends."""
         windows: list[list[tuple[int, Feature]]] = [[] for _ in examples]
         for row, window in enumerate(features.select_columns(["example", "first", "offsets"])):
             windows[window["example"]].append((row, window))
@@ -173,9 +173,9 @@ class QuestionAnsweringKind(Kind):
 
 
 def _best_spans(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[tuple[int, int, float]]:
-    """The best of all spans of a window by the sum of their logits: first and last token, and that sum."""
+    """The best spans of a window by the sum of their two logits: each with its first and last token, and that sum."""
     padded = np.concatenate([ends, np.full(max_tokens - 1, -np.inf, dtype=ends.dtype)])
-    # (tokens, max_tokens): of the spans that begin at a token, by how many tokens follow it.
+    # (tokens, max_tokens): the scores of spans by their first token and by how many tokens follow it.
     scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, max_tokens)
     best = np.argpartition(-scores, min(N_BEST, scores.size) - 1, axis=None)[:N_BEST]
     firsts, more = np.unravel_index(best, scores.shape)

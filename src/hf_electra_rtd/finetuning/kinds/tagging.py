@@ -17,16 +17,17 @@ from hf_electra_rtd.ops import IGNORED
 
 
 class TaggingKind(Kind):
-    """Tagging. The first token of a word carries its tag (google-research/electra finetune/tagging/tagging_tasks.py);
-    its other tokens are not learned. Words have the tokens that they have in running text, behind a space; none in
-    Chinese. One that leaves no token (a control character, an accent alone, what looks like a special token) is read
-    as the unknown token. A sentence that is too long goes on in further features, each filled with as many whole words
-    as fit; the original drops it. Of a word that is too long by itself, the first tokens are kept."""
+    """Predicts a tag for each word. The first token of a word carries its tag (google-research/electra
+    finetune/tagging/tagging_tasks.py); its other tokens are not learned. Words are tokenized as in running text, with
+    a space before them, except in Chinese. A word without tokens (a control character, a lone accent, a spelled-out
+    special token) is read as the unknown token. A sentence that is too long is split into several features, each with
+    as many whole words as fit; the original drops the rest. A word that is too long by itself keeps its first tokens.
+    """
 
     auto_class = AutoModelForTokenClassification
     make_collator = DataCollatorForTokenClassification
     report = staticmethod(tag_report)
-    # `places`: of the first tokens of words
+    # `places`: the index of the first token of each word
     columns: ClassVar = {"labels": List(Value("int64")), "places": List(Value("int32"))}
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
@@ -78,7 +79,7 @@ class TaggingKind(Kind):
         return [softmax(logits, axis=-1).max(-1) for logits in self._of_words(outputs, features, examples)]
 
     def _of_words(self, outputs: Any, features: Dataset, examples: Dataset) -> list[np.ndarray]:
-        """Of each example the logits (words, tags) of its words."""
+        """The logits (words, tags) of the words of each example."""
         windows = [[np.empty((0, len(self.task.labels)))] for _ in examples]
         for row, (owner, places) in enumerate(zip(features["example"], features["places"], strict=True)):
             windows[owner].append(outputs[row, places])

@@ -1,4 +1,4 @@
-"""From a task to its splits: examples, and the features that a model takes. Also the user's own tasks."""
+"""Loads the splits of a task: examples, and the features that a model takes. Also makes the user's own tasks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
 logger = logging.getLogger(__name__)
 
 LABELED = ("classification", "multi_label", "tagging")  # kinds whose tasks have `labels`
-# Facts of one's own tasks, by kind; flags win. Other kinds have all their metrics.
+# Defaults of the user's own tasks, by kind; flags override them. Other kinds have all their metrics.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"metrics": ("accuracy", "macro_f1")},
     "question_answering": SPANS,
     "tagging": {"metrics": ("f1",)},
     "correction": {"metrics": METRICS["correction"][:5], "label_column": "right"},
 }
-# The flags of fields of `Task`.
+# The flag that sets each field of `Task`.
 _FLAGS = {
     "dataset": "dataset",
     "config": "dataset_config",
@@ -49,9 +49,9 @@ _FLAGS = {
     "metrics": "metrics",
     "unanswerable": "unanswerable",
 }
-# What decides the examples of one's own task, beside its files.
+# The fields that determine the examples of the user's own task, beside its files.
 _FACTS = ("kind", "columns", "id_column", "label_column", "validation_share", "language", "unanswerable")
-# Of labels: words that stand for no value; more whole numbers than this may be measured rather than classes.
+# Labels that stand for a missing value; and the most different numbers that pass for classes, not for measurements.
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
 _MANY_NUMBERS = 20
 _NO_HUB = "Check its name and the connection, or give files instead (data_dir, or your own)."
@@ -62,16 +62,16 @@ class Split:
     """A split of a task."""
 
     examples: datasets.Dataset  # in the order of the file, with the columns of `reading.example_features`
-    skipped: int  # rows without an example: a label `-`, a broken line, spans that cannot be right
-    # `files`, from names without directories to SHA-256; or `dataset`, `config`, `split`, `revision`, `fingerprint`.
+    skipped: int  # rows that give no example: a label `-`, a broken line, spans that cannot be right
+    # `files`: SHA-256 by name without directory; or `dataset`, `config`, `split`, `revision`, `fingerprint`.
     source: dict[str, Any]
     features: datasets.Dataset | None = None  # what the model takes, once `encode_task` has made it
-    # Of the last predictions: an array (examples, labels), or one for each example (`Kind.probabilities`).
+    # Those of the last predictions: an array (examples, labels), or one for each example (`Kind.probabilities`).
     probabilities: Any = None
-    unknown_share: float = 0.0  # of the tokens, once they are encoded: those that the vocabulary does not know
+    unknown_share: float = 0.0  # share of unknown tokens, once `encode_task` has counted them
 
     def describe(self) -> dict[str, Any]:
-        """What an `EvaluationRecord` holds of an encoded split."""
+        """Returns what an `EvaluationRecord` holds of an encoded split."""
         assert self.features is not None
         owners = np.asarray(self.features["example"])
         return {
@@ -88,9 +88,10 @@ class Split:
 
 
 def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
-    """Loads a split (`dev`) of a task, from files in the official layout under `data_dir`, from those of one's own, or
-    from the Hub. Any label is taken where the task names none. `datasets` caches the examples by the files' content.
-    A split that is not there or cannot be read, or has a row that cannot be used, or none, is a ValueError."""
+    """Loads a split (such as `dev`) of a task: from files in the official layout under `data_dir`, from the user's own
+    files, or from the Hub. If the task names no labels, any label is accepted. `datasets` caches the examples by the
+    content of the files. Raises ValueError for a split that is missing, cannot be read, is empty, has a row that
+    cannot be used, or must be labeled and has no label."""
     if data_dir or not task.dataset:
         paths = reading.find_files(task, split, data_dir)
         name = paths[0]
@@ -128,7 +129,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     must_be_labeled = split not in task.test_splits and (task.kind, split) != ("embedding", "train")
     if must_be_labeled and all(label is None for label in examples["label"]):
         raise ValueError(f"{name}: no row is labeled, so it cannot be the split {split!r} of {task.title}.")
-    if split in task.test_splits and all(label == [] for label in examples["label"]):  # its cells are empty
+    if split in task.test_splits and all(label == [] for label in examples["label"]):  # all of its cells are empty
         unknown = dict.fromkeys({"label", "starts"} & set(examples.column_names))
         examples = examples.map(lambda row: unknown, features=examples.features)
     return Split(examples, skipped, source)
@@ -137,9 +138,10 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
 def load_task(
     task: Task, data_dir: str | None, *, test: bool = False, optional_test: bool = False
 ) -> dict[str, Split]:
-    """Loads the splits that a run needs: `train`, the dev splits, and, with `test`, the test splits and those of tasks
-    that this task's model predicts, under the guest's name. Of what may be missing (all dev splits but the first,
-    guests, and with `optional_test` the test splits) it only warns. A split that cannot be used is a ValueError."""
+    """Loads the splits that a run needs: `train`; the dev splits; and, with `test`, the test splits, and those of
+    tasks without training data that this task's model predicts (`guests`), under the guest's name. A split that cannot
+    be used is a ValueError. For optional splits, it is only a warning: all dev splits but the first, those of guests,
+    and, with `optional_test`, the test splits."""
     wanted = [("train", task, "train", False)]
     wanted += [(name, task, name, place > 0) for place, name in enumerate(task.dev_splits)]
     if test:
@@ -157,12 +159,12 @@ def load_task(
 
 
 def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
-    """Makes the features of all splits, and warns of what was skipped or truncated. Raises a ValueError if nothing is
-    left to train on, and for text that is unknown to the vocabulary (see `check_known`)."""
+    """Makes the features of all splits, and warns of skipped and truncated examples. Raises a ValueError if no
+    training example can be learned, and for text with too many unknown tokens (see `check_known`)."""
     for name, split in splits.items():
         split.features = kind.encode(split.examples, training=name == "train")
         if not len(split.features) and name == "train":
-            why = " No answer stands in its context." if kind.task.kind == "question_answering" else ""
+            why = " No answer occurs in its context." if kind.task.kind == "question_answering" else ""
             raise ValueError(f"{kind.task.title}: no example of the training split can be learned.{why}")
         split.unknown_share = check_known(f"{kind.task.title}, {name}", *kind.count_unknown(split.features))
         described = split.describe()
@@ -173,10 +175,10 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
 
 
 def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dataset:
-    """The examples of the training file that are held out, or the others. The hashes of texts (of a question: of its
-    context) draw them, so that equal texts stay together in any order of the file. In classification they are drawn
-    from each class, of two or more texts one at least, and never all; a text with several labels counts for the
-    rarest. Other kinds draw from all texts. What has no label is kept for training."""
+    """The held-out examples of the training file (`dev`), or the others. They are drawn by the hashes of their texts
+    (for a question, of its context), so that equal texts stay together in any order of the file. In classification,
+    texts are drawn from each class: at least one if there are two or more, and never all. A text with several labels
+    counts for its rarest one. Other kinds draw from all texts. Texts without a label are kept for training."""
     if "question" in examples.column_names:
         pairs = zip(examples["context"], examples["question"], strict=True)
         texts = [context or question for context, question in pairs]
@@ -189,7 +191,7 @@ def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dat
         if label is not None
     ]
     counts = Counter(label for _, label in labeled)
-    rarest = dict(sorted(labeled, key=lambda pair: (-counts[pair[1]], pair[1])))  # the last one stays
+    rarest = dict(sorted(labeled, key=lambda pair: (-counts[pair[1]], pair[1])))  # the last label of a text wins
     strata: dict[str, list[bytes]] = {}
     for text in sorted(rarest):
         strata.setdefault(rarest[text], []).append(text)
@@ -204,8 +206,9 @@ def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dat
 
 
 def own_task(name: str, args: Any) -> Task:
-    """The user's task, from `OwnTaskArguments`. Reads the data where labels have to be collected. Flags that do not
-    fit together, data that cannot be read, and labels that are not clear are a ValueError."""
+    """Returns the user's own task, from `OwnTaskArguments`. Reads the data for what flags leave open: the labels, and
+    whether questions have answers and pairs have numbers. Raises ValueError for flags that do not fit together, data
+    that cannot be read, and labels that are not clear."""
     kind = args.task_kind
     share = args.validation_share
     facts = {"metrics": METRICS[kind], **_DEFAULTS.get(kind, {})}
@@ -215,7 +218,7 @@ def own_task(name: str, args: Any) -> Task:
             facts[fact] = tuple(value) if isinstance(value, list) else value
     paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
-    if Path(name).name != name or name in ("..", "submission"):  # in which the files for servers lie
+    if Path(name).name != name or name in ("..", "submission"):  # the directory of the files for servers
         raise ValueError(f"--task_name is {name!r}, but it must be a plain word other than 'submission'.")
     place = "splits" if args.dataset else "files"
     splits = splits or _hub_splits(args)
@@ -225,7 +228,7 @@ def own_task(name: str, args: Any) -> Task:
     if args.second_text_column_name:
         columns.append(args.second_text_column_name)
     holds_out = "train" in splits and "dev" not in splits and share != 0
-    if holds_out and share is None and kind == "embedding":  # only pairs with numbers have a score
+    if holds_out and share is None and kind == "embedding":  # only pairs with numbers can be scored
         whole = Task(name, name, kind=kind, columns=tuple(columns), **{**facts, place: splits})
         holds_out = len(columns) == 2 and any(
             label is not None for label in load_split(whole, "train").examples["label"]
@@ -252,7 +255,7 @@ def own_task(name: str, args: Any) -> Task:
 
 
 def _hub_splits(args: Any) -> dict[str, str]:
-    """The splits of a dataset on the Hub: those that are named, or those with the usual names."""
+    """The splits of a dataset on the Hub: those in `--dataset_splits`, or those with the usual names."""
     if args.dataset_splits:
         splits = dict(pair.partition("=")[::2] for pair in args.dataset_splits)
         if splits.keys() - HUB_SPLITS.keys():
@@ -267,14 +270,14 @@ def _hub_splits(args: Any) -> dict[str, str]:
 
 
 def _collect_labels(task: Task) -> tuple[str, ...]:
-    """The labels of all training examples, those held out too, sorted; as numbers if they all are. Where it is not
-    certain that they are classes, a ValueError names the flags that decide."""
+    """The labels of all training examples, including held-out ones, sorted; as numbers if all of them are. If it is
+    not certain that they are classes, raises a ValueError that names the flags to decide it."""
     if "train" not in {**task.files, **task.splits}:
         raise ValueError(f"{task.title} has nothing to train on, so --labels must name the labels in their order.")
     examples = load_split(dataclasses.replace(task, validation_share=0.0), "train").examples
     if task.kind == "tagging":
         tags = {tag for tags in examples["label"] for tag in tags or ()}
-        # Other splits may have a rare type inside of which no training sentence goes on (`I-LST` of CoNLL-2000).
+        # In the training split, a rare type may have no `I-` tag, which other splits have (`I-LST` of CoNLL-2000).
         return tuple(sorted(tags | {position + tag[1:] for tag in tags if tag[1:2] == "-" for position in "BI"}))
     counts: Counter[str] = Counter()
     unlabeled = 0

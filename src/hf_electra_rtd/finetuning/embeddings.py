@@ -33,13 +33,13 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-# What `FineTuningArguments` says, and this trainer does otherwise.
+# Values of `FineTuningArguments` that this trainer replaces.
 _TRAINER = {"remove_unused_columns": True, "train_sampling_strategy": "random", "label_names": None}
 
 
 def with_mean_pooling(encoder: Any, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> SentenceTransformer:
-    """A bare encoder, with its tokenizer, as a model of sentence-transformers. A longer text than `max_seq_length`
-    tokens is cut."""
+    """Wraps a bare encoder and its tokenizer in a model of sentence-transformers with mean pooling. Texts are
+    truncated to `max_seq_length` tokens."""
     with TemporaryDirectory() as directory:
         encoder.save_pretrained(directory)
         save_tokenizer(tokenizer, directory)
@@ -49,20 +49,21 @@ def with_mean_pooling(encoder: Any, tokenizer: PreTrainedTokenizerBase, max_seq_
 
 
 def load_embeddings(name: str, use_cpu: bool = False) -> SentenceTransformer:
-    """The model of a directory, or an id of the Hub, that sentence-transformers wrote."""
+    """Loads a model that sentence-transformers wrote, from a directory or the Hub."""
     return SentenceTransformer(name, device="cpu" if use_cpu else None, trust_remote_code=False)
 
 
 def save_embeddings(model: SentenceTransformer, directory: str | os.PathLike[str]) -> None:
-    """Writes a directory that `SentenceTransformer(directory)` loads, without a card: its template would name a
-    directory of this machine as the base model."""
+    """Writes a directory that `SentenceTransformer(directory)` loads. It has no card, because the template of cards
+    would name a directory of this machine as the base model."""
     model.save_pretrained(os.fspath(directory), create_model_card=False)
 
 
 class EmbeddingTuner(SentenceTransformerTrainer):
-    """Trains on pairs with numbers by the order of their similarities (CoSENT); without numbers, so that a text is
-    nearer to its partner than to the others of its batch (InfoNCE, `MultipleNegativesRankingLoss`). The partner of a
-    text alone is the text itself, with other dropout (SimCSE; Gao et al. 2021, arXiv 2104.08821)."""
+    """Trains embeddings. If pairs have numbers, these pairs are trained by the order of their similarities (CoSENT).
+    Otherwise, a text is trained to be nearer to its partner than to the others of its batch (InfoNCE,
+    `MultipleNegativesRankingLoss`). A single text is its own partner, with other dropout (SimCSE; Gao et al. 2021,
+    arXiv 2104.08821)."""
 
     evaluation_seconds = 0.0
 
@@ -90,17 +91,17 @@ class EmbeddingTuner(SentenceTransformerTrainer):
         self.kind = kind
 
     def add_model_card_callback(self, default_args_dict: Any) -> None:
-        """Nothing: `save_embeddings` writes no card."""
+        """Does nothing, because `save_embeddings` writes no card."""
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
-        """As `FineTuner.answer`."""
+        """Returns the predictions and scores of a split, like `FineTuner.answer`."""
         return answer_pairs(self.model, self.kind, split, self.args.per_device_eval_batch_size)
 
 
 def answer_pairs(
     model: SentenceTransformer, kind: Kind, split: Split, batch_size: int
 ) -> tuple[list[Prediction], dict[str, float]]:
-    """The cosine of each pair's embeddings, and the scores of the labeled ones (none: empty)."""
+    """Returns the cosine similarity of each pair, and the scores of the labeled pairs (empty if there are none)."""
     options: dict[str, Any] = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
     columns = zip(*split.examples["texts"], strict=True)
     first, second = (model.encode(list(column), **options) for column in columns)

@@ -1,4 +1,5 @@
-"""What a call of `finetune` runs: a model, tasks with their settings, and seeds; all checked before data are read."""
+"""The plan of a call of `finetune`: a model, tasks with their settings, and seeds, all checked before data are
+encoded."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
 LORA = ("lora_r", "lora_alpha", "lora_dropout")
-# Flags that decide the result of a run as they are; `Plan._settings` adds what it derives.
+# Flags that determine the result of a run, recorded as given; `Plan._settings` adds derived settings.
 _FLAGS = (
     "learning_rate",
     "num_train_epochs",
@@ -56,8 +57,8 @@ _FLAGS = (
 
 
 class StartingModel:
-    """The model that every run begins with. A name that is no encoder, and a tokenizer of other tokens, are a
-    ValueError."""
+    """The model that every run begins with. Raises a ValueError if the name is not that of an encoder, or if the
+    tokenizer has other tokens than the model's own."""
 
     def __init__(self, flags: TaskArguments) -> None:
         self.name = flags.model_name_or_path  # as it was given
@@ -71,12 +72,12 @@ class StartingModel:
         elif flags.tokenizer:
             refuse_other_tokens(self.encoder, self.tokenizer, f"The model {self.name}")
         fit_tokenizer(self.tokenizer, self.config)
-        self.positions = min(max_length(self.config), self.tokenizer.model_max_length)  # tokens that it reads at most
+        self.positions = min(max_length(self.config), self.tokenizer.model_max_length)  # the most tokens that it reads
         path = Path(self.encoder)
         sha256 = None
         if path.is_dir():
             sha256 = hash_files([path / "config.json"]) if flags.from_scratch else hash_model(path)
-        self.identity = {  # what decides a run's result of all this
+        self.identity = {  # the part that determines the result of a run
             "name_or_path": public(self.name, "model_name_or_path"),
             "sha256": sha256,
             "revision": getattr(self.config, "_commit_hash", None),
@@ -91,11 +92,11 @@ class Job:
 
     task: Task
     kind: Kind
-    settings: dict[str, Any]  # what decides the result beside model, data and seed: the `arguments` of its records
+    settings: dict[str, Any]  # what determines the result beside model, data and seed; `arguments` in records
     args: FineTuningArguments  # with everything filled in but seed and output_dir
     splits: dict[str, Split] = field(default_factory=dict)  # by name, `train` first; encoded
-    finished: dict[int, EvaluationRecord] = field(default_factory=dict)  # by seed: of runs that an earlier call did
-    unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
+    finished: dict[int, EvaluationRecord] = field(default_factory=dict)  # by seed: runs that an earlier call finished
+    unit: tuple[float, float] = (0.0, 1.0)  # mean and standard deviation of the numbers in training
 
 
 class Plan:
@@ -121,9 +122,9 @@ class Plan:
             tasks = [own_task(_name_of_data(own) if names == ["all"] else names[0], own)]
         else:
             tasks = [get_task(flags.benchmark, name) for name in expand_task_names(flags.benchmark, names)]
-        # What one's own task has to predict was given for that.
+        # The user gave the test split of their own task to have it predicted.
         self.predicts = flags.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
-        self.jobs = []  # without data: all are checked before any are read
+        self.jobs = []  # without data: all jobs are checked before any split is loaded
         for task in tasks:
             try:
                 self._check(task)
@@ -136,7 +137,7 @@ class Plan:
             self.jobs.append(Job(task, kind, settings, filled))
 
     def _check(self, task: Task) -> None:
-        """What the table of rules does not know: it depends on the task, not on flags."""
+        """Checks what the table of rules cannot check, because it depends on the task. Raises a ValueError."""
         flags = self.flags
         is_chosen = flags.select == "best" or (flags.keep_models == "best" and len(self.seeds) > 1)
         if is_chosen and not any(name.startswith("dev") for name in task.dev_splits):
@@ -149,7 +150,7 @@ class Plan:
             raise ValueError(f"--class_weights is for classification, not {task.kind}.")
 
     def _arguments(self, task: Task) -> FineTuningArguments:
-        """Those of the call, filled in by the task and the recipe."""
+        """The arguments of the call, with open values filled in by the task and the recipe."""
         args = copy.copy(self.args)
         if args.learning_rate is None and task.kind == "embedding":
             args.learning_rate = EMBEDDING_LEARNING_RATE
@@ -160,28 +161,28 @@ class Plan:
             args.metric_for_best_model = f"eval_{task.main_metric}"
             args.greater_is_better = True
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
-            args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
+            args.save_only_model = args.save_strategy == "no"  # with --save_strategy, checkpoints can be resumed
             args.save_strategy = args.eval_strategy
             args.save_steps = args.eval_steps or args.save_steps
             args.load_best_model_at_end = True
         return args
 
     def _settings(self, task: Task, args: FineTuningArguments) -> dict[str, Any]:
-        """What decides the result, as the record of a run will have it. Raises a ValueError for flags that do not go
-        with the optimizer or the model."""
+        """The settings that determine the result, as the record of a run holds them. Raises a ValueError for flags
+        that the optimizer or the model does not support."""
         flags = self.flags
         decay = flags.layerwise_lr_decay
         if decay is None:
             decay = 1.0 if flags.lora or task.kind == "embedding" else get_size(self.size).layerwise_lr_decay
         if decay != 1 and args.optim not in OWN_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
-        dropout = flags.dropout  # None in the record: that of the encoder
+        dropout = flags.dropout  # None in the record: the encoder's own
         names_of_dropout = heads.dropouts_of(self.model.config)
         if dropout is None and heads.HIDDEN_DROPOUT in names_of_dropout:
             dropout = FINETUNING["dropout"]
         elif dropout is not None and not names_of_dropout:
             family = self.model.config.model_type
-            raise ValueError(f"--dropout: it is not known what sets that of a {family}. Leave it out.")
+            raise ValueError(f"--dropout: the fields for the dropout of a {family} are not known. Leave it out.")
         positions = self.model.positions
         if flags.max_seq_length is not None and flags.max_seq_length > positions:
             raise ValueError(
@@ -206,15 +207,15 @@ class Plan:
 
 
 def _name_of_data(own: OwnTaskArguments) -> str:
-    """What one's own task is called without `task_name`: its first file without endings, or its dataset; with a hyphen
-    in place of spaces and signs."""
+    """The default name of the user's own task: the name of its first file without endings, or of its dataset, with a
+    hyphen in place of spaces and signs."""
     source = own.train_file or own.validation_file or own.test_file or own.dataset or ""
     name = re.sub(r"(\.[a-z]+)(\.gz|\.zst)?$", "", Path(source).name, flags=re.IGNORECASE)
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "own"
 
 
 def guess_size(config: Any) -> str:
-    """The named size whose recipe fits an encoder: the closest one."""
+    """Returns the named size closest to an encoder, whose recipe it gets. Logs it if their widths differ."""
     nearest = closest_size(config.hidden_size, config.num_hidden_layers)
     if config.hidden_size != get_size(nearest).architecture["hidden_size"]:
         logger.info(f"By its width and depth, the model gets the recipe of {nearest} (--size chooses another).")

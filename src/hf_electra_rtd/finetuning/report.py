@@ -1,4 +1,4 @@
-"""What a score does not tell: its interval, a baseline, every class, and the worst errors."""
+"""What a report adds to a score: its interval, a baseline, scores of each class, and the worst errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hf_electra_rtd.finetuning.kinds import Kind
 
 logger = logging.getLogger(__name__)
 
-RESAMPLES = 1000  # of scores that are means over examples
-SLOW_RESAMPLES = 300  # of others, which are computed for each sample
+RESAMPLES = 1000  # for scores that are means over examples
+SLOW_RESAMPLES = 300  # for other scores, which are computed anew for each sample
 INTERVAL = (0.025, 0.975)
-_SEED = 0  # one for all, so that models are compared on the same samples
+_SEED = 0  # always the same, so that models are compared on the same samples
 _WORST = 10  # errors
-_LONGEST = 300  # characters of a text to read
+_LONGEST = 300  # characters of a text that are shown
 _IN_RECORD = ("interval", "baseline", "constant_prediction", "mae", "rmse", "classes", "data")
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 
@@ -34,8 +34,9 @@ _CORRELATIONS = ("matthews", "pearson", "spearman")
 def write_report(
     directory: Path, name: str, kind: Kind, predictions: Sequence[Any], scores: dict[str, float], split: Split
 ) -> dict[str, dict[str, Any]]:
-    """Writes `report_<name>.json`, and the same to read as `.txt`; nothing where no example is labeled. Returns what
-    the record holds of it, by the split's name. Warns of a model that always predicts the same."""
+    """Writes `report_<name>.json` and the same for readers as `.txt`, and returns the parts that the record holds,
+    under the split's name. Warns of a model that always predicts the same. If no example is labeled, writes nothing
+    and returns an empty dict."""
     if not scores:
         return {}
     known = [row for row, reference in enumerate(kind.references(split.examples)) if reference is not None]
@@ -56,7 +57,7 @@ def write_report(
         **compared(kind, predicted, right),
         **constant,
         "errors": list(_worst_errors(kind, predicted, right, examples, shares)),
-        # For `compare`: the main score of each sample, and what was scored.
+        # For `compare`: the main score on each sample, and a hash of the examples that were scored.
         "resampled": samples.round(6).tolist(),
         "data": hashlib.sha256(json.dumps(examples.remove_columns("id")[:]).encode()).hexdigest(),
     }
@@ -70,7 +71,8 @@ def write_report(
 
 
 def _constant_prediction(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict[str, Any]:
-    """What is always predicted, though it is not always right; empty where predictions differ."""
+    """`constant_prediction`, if the model always predicts the same although that is not always right (numbers: if they
+    span less than 1 % of the range of the labels); else an empty dict."""
     ours = _flat(kind, predicted)
     theirs = _flat(kind, right)
     if kind.task.kind == "regression":
@@ -81,8 +83,8 @@ def _constant_prediction(kind: Kind, predicted: Sequence[Any], right: Sequence[A
 
 
 def resampled_scores(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.ndarray:
-    """The main score on samples of the examples, drawn with replacement (the bootstrap). The samples depend on the
-    number of examples only, so that the differences of two models' scores are paired."""
+    """Returns the main score on samples of the examples, drawn with replacement (the bootstrap). The samples depend
+    only on the number of examples, so that the scores of two models can be compared sample by sample."""
     generator = np.random.default_rng(_SEED)
     number = len(right)
     metric = kind.task.main_metric
@@ -96,8 +98,9 @@ def resampled_scores(kind: Kind, predicted: Sequence[Any], right: Sequence[Any])
 
 
 def _errors(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.ndarray:
-    """How wrong each prediction is: a difference of numbers, a count of words, 1 less the score of an answer, or 1."""
-    if kind.task.kind == "embedding":  # cosines and numbers have one order, and no common unit
+    """The error of each prediction: the difference of numbers or, for embeddings, of ranks; the number of wrong tags;
+    1 minus the score of an answer; or 1 if it is wrong and 0 if it is right."""
+    if kind.task.kind == "embedding":  # cosines and labels are comparable by their order only
         predicted = list(rankdata(predicted))
         right = list(rankdata(right))
     if kind.task.kind in ("regression", "embedding"):
@@ -113,7 +116,7 @@ def _errors(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.nd
 
 
 def _flat(kind: Kind, values: Sequence[Any]) -> list[Any]:
-    """One value an example; in tagging, the tags of all sentences one after the other."""
+    """One value for each example; in tagging, a single list of the tags of all sentences."""
     if kind.task.kind == "tagging":
         return [tag for tags in values for tag in tags]
     if kind.task.kind == "multi_label":
@@ -122,8 +125,10 @@ def _flat(kind: Kind, values: Sequence[Any]) -> list[Any]:
 
 
 def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict[str, Any]:
-    """The score of always predicting the most frequent label or the mean; errors of numbers; of each class (in tagging
-    of chunks) precision, recall, F1 and number, and which label (row) was taken for which (column)."""
+    """Returns the `baseline`, which always predicts the most frequent label or the mean, with its score; for numbers,
+    the mean absolute error and the root mean squared error; for labels, the precision, recall, F1 and number of each
+    class (in tagging, of each type of chunk), and the confusion matrix (rows: right labels; columns: predicted
+    labels), unless an example can have several labels. Empty for answers, corrections and embeddings."""
     from sklearn.metrics import classification_report, confusion_matrix, mean_absolute_error, root_mean_squared_error
 
     task = kind.task
@@ -142,7 +147,7 @@ def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict
     if kind.report is not None:
         classes = kind.report(predicted, right)[0]
     else:
-        places = range(len(task.labels))  # not names: one of them may be that of an average
+        places = range(len(task.labels))  # not names, because a label may have the name of an average
         options: dict[str, Any] = {"labels": task.labels, "target_names": places, "zero_division": 0.0}
         by_place = classification_report(right, predicted, output_dict=True, **options)
         classes = {label: by_place[place] for place, label in enumerate(task.labels)}
@@ -155,8 +160,8 @@ def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict
 def _worst_errors(
     kind: Kind, predicted: Sequence[Any], right: Sequence[Any], examples: Any, shares: Sequence[Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """At most 10: those of the highest probability, the largest difference, or the most words. `shares` are the
-    probabilities of each example."""
+    """Yields at most 10 errors: those with the highest probability, the largest difference, or the most wrong words.
+    `shares` are the probabilities of each example."""
     sizes = _errors(kind, predicted, right)
     sure = None
     if shares is not None and kind.task.kind == "multi_label":
@@ -186,7 +191,7 @@ def _wrong_share(kind: Kind, shares: np.ndarray, right: Sequence[str]) -> float:
 
 
 def _to_read(report: Mapping[str, Any]) -> Iterator[str]:
-    """Paragraphs, the first one a line."""
+    """The paragraphs of the report for readers; the first one is a single line."""
 
     def score(value: float) -> str:
         return f"{value:.3f}" if report["metric"] in _CORRELATIONS else f"{value:.1%}"
@@ -217,7 +222,7 @@ def _to_read(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """A prediction or a label, to read."""
+    """A prediction or a label, formatted for readers."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(repr, value)) or "no label"
     return f"{value:.4g}" if isinstance(value, float) else repr(value)

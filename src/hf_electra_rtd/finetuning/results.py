@@ -1,4 +1,4 @@
-"""What is kept of runs: `output_dir/TASK/seed_N` with record, model, predictions, reports and files for servers."""
+"""The results of runs: `output_dir/TASK/seed_N` with record, model, predictions, reports and files for servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MODEL_DIRECTORY = "model"
 MERGED_DIRECTORY = "merged"
 SUBMISSION_DIRECTORY = "submission"
-# What a run leaves in its directory, beside its record. `runs` is TensorBoard's.
+# What a run writes into its directory, beside its record. `runs` is TensorBoard's.
 _OURS = (
     MODEL_DIRECTORY,
     MERGED_DIRECTORY,
@@ -48,19 +48,19 @@ _OURS = (
 
 
 def seed_directory(directory: Path, task: Task, seed: int) -> Path:
-    """Where a run leaves all that it makes."""
+    """Returns the directory that a run writes all its results into."""
     return directory / task.name / f"seed_{seed}"
 
 
 def seed_directories(directory: Path, task: Task) -> list[Path]:
-    """Those of a task's runs, by any call. What else lies beside them is the user's."""
+    """Returns the directories of all runs of a task, by any call. Anything else beside them is the user's."""
     return [path for path in (directory / task.name).glob("seed_*") if path.name[5:].isdecimal()]
 
 
 def find_finished(plan: Plan, job: Job) -> dict[int, EvaluationRecord]:
-    """The records of the runs that are done, by seed. Raises a ValueError in three cases: the results are of other
+    """Returns the records of the finished runs by seed. Raises a ValueError in three cases: the results have other
     settings, this call reads what it would delete, or a directory to be deleted is not a run's. A run's directory has
-    its record, or `OUTPUTS` while it has none."""
+    its record or, until that is written, `OUTPUTS`."""
     finished: dict[int, EvaluationRecord] = {}
     if plan.flags.overwrite_output_dir:
         deleted = seed_directories(plan.directory, job.task)
@@ -96,15 +96,16 @@ def find_finished(plan: Plan, job: Job) -> dict[int, EvaluationRecord]:
 
 
 def _check_model(path: Path) -> None:
-    """Raises a ValueError for a model's directory that holds what we did not write."""
+    """Raises a ValueError if a model's directory holds files that this package did not write."""
     is_adapter = (path / ADAPTER_CONFIG).exists()
     ours = (*NETWORK_FILES, *EMBEDDING_FILES)
     check_output(path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=ours)
 
 
 def finished_record(plan: Plan, job: Job, path: Path) -> EvaluationRecord | None:
-    """The record of a run that is done; None if there is none. Raises a ValueError if it, or a checkpoint of a run
-    that was broken off, has other settings, data or another model, or it lacks a split that is wanted now."""
+    """Returns the record of a finished run, or None if there is none. Raises a ValueError if the record, or the
+    checkpoint of an interrupted run, has other settings, other data or another model, or if the record lacks a split
+    that is needed now."""
     record = None
     if (path / EvaluationRecord.FILE).exists():
         record = EvaluationRecord.load(path)
@@ -149,8 +150,9 @@ def save_result(
     answers: Mapping[str, tuple[list[Prediction], dict[str, float]]],
     directory: Path,
 ) -> None:
-    """Writes all of a run; `answers` are of each split but `train` the predictions with their scores. The record comes
-    when all else is there, or when a report fails: that is no reason to train again."""
+    """Writes all results of a run. `answers` has the predictions and scores of each split but `train`. The record is
+    written last, and also if a report fails, because that is no reason to train again; the error is raised afterwards.
+    """
     remove_partial(directory)
     splits = job.splits
     owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(job.task)}
@@ -168,13 +170,14 @@ def save_result(
     except Exception as error:
         failure = error
     record.save(directory)
-    remove_leftovers(directory)  # until now they were all that was kept of the training
+    remove_leftovers(directory)  # until now, checkpoints were all that was saved of the training
     if failure is not None:
         raise failure
 
 
 def save_model(plan: Plan, task: Task, model: Any, directory: Path) -> None:
-    """Writes the model or its adapters, and with `--merge_adapter` the model that has them merged."""
+    """Writes the model or its adapters, with the tokenizer. With `--merge_adapter`, also writes the model with merged
+    adapters."""
     target = directory / MODEL_DIRECTORY
     if plan.flags.lora:
         heads.save_adapters(model, target)
@@ -192,7 +195,7 @@ def save_model(plan: Plan, task: Task, model: Any, directory: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes what a run has only until its record is written."""
+    """Removes the checkpoints and `OUTPUTS`, which a run has only until its record is written."""
     for path in list_checkpoints(directory):
         remove_directory(path)
     if (directory / OUTPUTS).exists():
@@ -200,7 +203,8 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
-    """Deletes the models of runs that are not kept. One that holds what we did not write stays, with a warning."""
+    """Deletes the models of the runs with these seeds. A directory with files that this package did not write stays,
+    with a warning."""
     for seed in seeds:
         for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
             path = seed_directory(plan.directory, task, seed) / name
@@ -208,7 +212,7 @@ def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
                 try:
                     _check_model(path)
                 except ValueError as error:
-                    # Once, as a call asks after each seed. transformers gives loggers this method.
+                    # Only once, although it is called after each seed. transformers adds this method to loggers.
                     logger.warning_once(f"{task.title}: {path} is kept. {error}")  # type: ignore[attr-defined]
                     continue
                 logger.info(f"{task.title}: deletes {path} (--keep_models {plan.flags.keep_models}).")
@@ -216,12 +220,12 @@ def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:
-    """The seed with the best `dev_score`; the first of several."""
+    """Returns the seed with the best `dev_score`; of equal ones, the first."""
     return max(records, key=lambda record: record.dev_score).seed
 
 
 def collect_submissions(tasks: Sequence[Task], records: Sequence[EvaluationRecord], directory: Path) -> None:
-    """The files of the best seed of each task, beside those of earlier calls, and the zip of all."""
+    """Copies the files of each task's best seed beside those of earlier calls, and zips them all."""
     target = directory / SUBMISSION_DIRECTORY
     has_any = False
     for task in tasks:

@@ -1,4 +1,4 @@
-"""One seed of a task: trains, predicts, scores and saves."""
+"""A run of a task with one seed: trains, predicts, scores and saves."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from hf_electra_rtd.training.checkpoints import OUTPUTS, checkpoint_step, latest
 
 logger = logging.getLogger(__name__)
 
-_OF_TASK = ("kind", "columns", "language", "unanswerable")  # what `predict` has to know
+_OF_TASK = ("kind", "columns", "language", "unanswerable")  # the fields that `predict` needs
 
 
 def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationRecord:
-    """Runs a task with one seed, saves what it gave, and returns its record. It goes on from the newest whole
-    checkpoint in `directory`; without one that training can go on from, what lies there is deleted."""
+    """Runs a task with one seed, saves the results, and returns their record. Training continues from the newest whole
+    checkpoint in `directory`. If there is none that training can continue from, the contents of `directory` are
+    deleted."""
     started = utc_now()
     checkpoint = _checkpoint(plan, job, seed, directory)
     args = copy.copy(job.args)
@@ -60,7 +61,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
             job.settings["layerwise_lr_decay"],
             train=splits["train"],
             dev=splits[job.task.dev_splits[0]] if job.task.dev_splits else None,
-            settings=described,  # kept in checkpoints
+            settings=described,  # saved in checkpoints
         )
     trained = _train(trainer, job, checkpoint)
     answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
@@ -99,13 +100,13 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
 
 
 def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None:
-    """The newest whole checkpoint of a run that was broken off, if a run can go on from it. Else the main process
-    clears the directory, which `find_finished` found to be ours."""
+    """The newest whole checkpoint of an interrupted run, if a run can continue from it. Otherwise the main process
+    clears the directory; `find_finished` has checked that it is a run's."""
     checkpoint = latest_checkpoint(directory)
     manifest = read_checkpoint(checkpoint, verify=False)[0] if checkpoint else {"files": {}}
     if "optimizer.pt" not in manifest["files"]:
         checkpoint = None
-    PartialState().wait_for_everyone()  # all have read what the main one may delete
+    PartialState().wait_for_everyone()  # all processes have read what the main one may delete
     keep_freed_memory()
     if checkpoint is not None:
         logger.info(f"{job.task.title}, seed {seed}: continues from {checkpoint}.")
@@ -117,17 +118,17 @@ def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None
 
 
 def _train(trainer: Any, job: Job, checkpoint: Path | None) -> dict[str, Any]:
-    """Trains, and returns what the record holds of that."""
+    """Trains, and returns the fields of the record that describe the training."""
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state: Any = trainer.state
     epochs = float(state.epoch or 0.0)
-    before = checkpoint_step(checkpoint) if checkpoint else 0  # seconds are of what came after it
+    before = checkpoint_step(checkpoint) if checkpoint else 0  # the seconds do not include the steps before it
     selection = "last step"
     if job.settings["select"] == "best":
         metric = job.task.main_metric
         count = sum(f"eval_{metric}" in entry for entry in state.log_history)
         selection = f"best of {count} evaluations by {metric} on {job.task.dev_splits[0]}"
-    if job.task.kind == "regression":  # from here on the outputs are the numbers, as those of the saved model
+    if job.task.kind == "regression":  # from here on, outputs are in the labels' unit, also in the saved model
         mean, deviation = job.unit
         model: Any = trainer.model
         heads.rescale(model, deviation, mean)
@@ -144,13 +145,13 @@ def _train(trainer: Any, job: Job, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def make_model(plan: Plan, job: Job, seed: int) -> Any:
-    """The model that a run begins with. Raises a ValueError if it does not fit the task."""
+    """Sets the seed, and returns the model that a run begins with. Raises ValueError if it does not fit the task."""
     set_seed(seed)
     task = job.task
     config = plan.model.config
-    options: dict[str, Any] = {}  # of the encoder's configuration
+    options: dict[str, Any] = {}  # for the encoder's configuration
     if plan.flags.from_scratch:
-        fitted = vars(config).items()  # to the tokenizer
+        fitted = vars(config).items()  # `StartingModel` fitted it to the tokenizer
         options |= {name: value for name, value in fitted if name == "vocab_size" or name.endswith("_token_id")}
     if job.settings["dropout"] is not None:
         options |= dict.fromkeys(heads.dropouts_of(config), job.settings["dropout"])

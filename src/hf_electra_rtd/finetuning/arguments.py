@@ -1,4 +1,4 @@
-"""The flags of `finetune`, and the table of those that do not go together."""
+"""The flags of `finetune`, and the rules about flags that cannot be combined."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ class OwnTaskArguments:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is such a task."""
+        """Whether a task of the user's own is given."""
         return any(getattr(self, name) for name in _SOURCES)
 
 
-# What `FineTuningArguments` cannot have.
+# The flags of the Trainer that fine-tuning refuses.
 ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu`."
 TRAINER_RULES = (
     Rule("load_best_model_at_end", "Use --select best."),
@@ -135,8 +135,8 @@ TRAINER_RULES = (
 class FineTuningArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the paper's recipe.
 
-    None stands for what depends on the size (learning rate) or the task (epochs). By default, nothing is evaluated or
-    saved before the end.
+    None means that the value depends on the size (learning rate), the task (epochs) or the device (bfloat16, pinned
+    memory). By default, nothing is evaluated or saved before the end.
     """
 
     learning_rate: float | None = flag(None, "Peak learning rate. Default: depends on the size.")  # type: ignore[assignment]
@@ -163,7 +163,7 @@ class FineTuningArguments(TrainingArguments):
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
-        self._n_gpu = min(self.n_gpu, 1)  # not `DataParallel`: `accelerate launch` uses several
+        self._n_gpu = min(self.n_gpu, 1)  # no `DataParallel`: several GPUs need `accelerate launch`
         check_reports(self)
 
 
@@ -184,7 +184,7 @@ _NOT_OF_EMBEDDINGS = (
     "push_to_hub",
 )
 RULES = (
-    Rule("fractions", "It is of one trained model.", excludes=("from_scratch", "push_to_hub")),
+    Rule("fractions", "It fine-tunes several exports of one run.", excludes=("from_scratch", "push_to_hub")),
     Rule("lora", "Adapters would change random weights that nobody keeps.", excludes=("from_scratch",)),
     Rule("lora", "Adapters have one learning rate.", excludes=("layerwise_lr_decay",)),
     Rule("lora", "The head of pre-training is trained, too.", excludes=("task_kind=correction",)),
@@ -201,13 +201,13 @@ RULES = (
         Rule(name, "sentence-transformers trains embeddings.", excludes=("task_kind=embedding",))
         for name in _NOT_OF_EMBEDDINGS
     ),
-    # Which task.
+    # Rules about the choice of the task.
     Rule("data_dir", "It holds a benchmark.", excludes=_SOURCES),
     Rule("benchmark=clue", "Name a benchmark or a task of your own.", excludes=_SOURCES),
     Rule("benchmark=more", "Name a benchmark or a task of your own.", excludes=_SOURCES),
     Rule("benchmark=own", "There are no examples.", needs=_SOURCES),
     *(
-        Rule(entry.name, "It is of a task of your own.", needs=_SOURCES)
+        Rule(entry.name, "It is for a task of your own.", needs=_SOURCES)
         for entry in fields(OwnTaskArguments)
         if entry.name not in _SOURCES
     ),
@@ -225,7 +225,7 @@ RULES = (
     Rule("labels", "Other kinds have no classes or tags.", needs=_LABELED),
     Rule("unanswerable", "", needs=("task_kind=question_answering",), changes_nothing=True),
 )
-# What `--help` shows, as in `training.pretrain`.
+# The flags that `--help` shows, as in `training.pretrain`.
 HELP_GROUPS: HelpGroups = {
     "Model and tasks": {
         "model_name_or_path": None,

@@ -66,7 +66,7 @@ class Split:
     # `files`: SHA-256 by name without directory; or `dataset`, `config`, `split`, `revision`, `fingerprint`.
     source: dict[str, Any]
     features: datasets.Dataset | None = None  # what the model takes, once `encode_task` has made it
-    # Those of the last predictions: an array (examples, labels), or one for each example (`Kind.probabilities`).
+    # From the last predictions: an array (examples, labels), or an array for each example (see `Kind.probabilities`).
     probabilities: Any = None
     unknown_share: float = 0.0  # share of unknown tokens, once `encode_task` has counted them
 

@@ -5,9 +5,10 @@
     hf-electra-rtd finetune --model_name_or_path runs/small --train_file reviews.csv \\
         --output_dir runs/reviews
 
-The recipe is the paper's for the model's size; flags win. Each run leaves a record, its predictions, and the best
-seed's model; the last lines are a table beside published scores. After an interruption, repeat the command: it
-continues with what is missing. Several GPUs: `accelerate launch -m hf_electra_rtd.finetuning.finetune ...`.
+The recipe is the paper's for the model's size; flags override it. Each run writes a record and its predictions; the
+model of the best seed is kept. The output ends with a table beside published scores. After an interruption, repeat the
+command: it continues with what is missing. Several GPUs:
+`accelerate launch -m hf_electra_rtd.finetuning.finetune ...`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _ARGUMENTS = (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublicati
 # ---- From Python ----
 
 Examples: TypeAlias = str | os.PathLike[str] | Table
-# What the arguments of `finetune` stand for, and `fractions`, which it cannot do.
+# The flags that the arguments of `finetune` replace, and `fractions`, which it does not support.
 _NOT_FLAGS = {"model_name_or_path", "train_file", "validation_file", "test_file", "fractions"}
 
 
@@ -79,8 +80,8 @@ def finetune(
     """Does what the command `finetune` does, with its `flags` (`learning_rate=1e-4`), and returns the model of the
     best seed. `model` is a directory or Hub id of an encoder. Examples are a file, a pandas DataFrame, a
     `datasets.Dataset`, rows (`[{"text": ...}]`) or columns (`{"text": [...], "label": [...]}`); a `DatasetDict` has
-    the splits `train`, `validation` and `test`. Raises TypeError for other examples and for an unknown flag, and
-    ValueError for what the command refuses."""
+    the splits `train`, `validation` and `test`. Raises TypeError for other examples and for an unknown flag,
+    ValueError for what the command refuses, and RuntimeError if the command fails or is interrupted."""
     known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)} - _NOT_FLAGS
     for name in flags.keys() - known:
         raise TypeError(f"finetune() has no argument {name!r}. {known_names(name, known, 'arguments')}")
@@ -110,13 +111,13 @@ def finetune(
         if call.run():
             raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
     best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))
-    if not (best / MODEL_DIRECTORY).exists():  # of an earlier call
+    if not (best / MODEL_DIRECTORY).exists():  # an earlier call may not have kept it
         raise ValueError(f"The model of {best} was not kept (keep_models). Delete that directory to train it again.")
     return Classifier(str(best), use_cpu=bool(flags.get("use_cpu")))
 
 
 def _file(examples: Examples, path: Path) -> str:
-    """The file of some examples: theirs, or `path`, which is written."""
+    """The file of the examples: their own, or `path`, to which they are written."""
     if isinstance(examples, (str, os.PathLike)):
         return os.fspath(examples)
     lines = [json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in rows_of(examples)]
@@ -125,7 +126,7 @@ def _file(examples: Examples, path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Of NumPy and pandas, what JSON can hold."""
+    """Converts a value of NumPy or pandas to one that JSON can hold."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -134,14 +135,14 @@ def _plain(value: Any) -> Any:
 
 @without_progress_bars()
 def main(argv: list[str]) -> int:
-    """Runs all tasks with all seeds, and shows the results. Returns the exit status, as `_Call.run`."""
+    """Runs all tasks with all seeds, and shows the results. Returns the exit status, like `_Call.run`."""
     call = _Call(argv, sys.argv[0])
     return _run_fractions(argv, call.plan) if call.plan.flags.fractions else call.run()
 
 
 def _run_fractions(argv: list[str], plan: Plan) -> int:
-    """One call for each export of a run, in its order, with one table and a picture at the end. Returns the exit
-    status of the first call that did not end well, after which none follows."""
+    """Makes one call for each export of a run, ordered by step, and shows one table and a picture at the end. Stops
+    after the first call that fails, and returns its exit status."""
     exports = [(FractionRecord.load(path).step, path.parent) for path in FractionRecord.find(plan.model.name, 2)]
     if not exports:
         raise ValueError(f"{plan.model.name} has no fractions. Pre-train with --checkpoint_fractions.")
@@ -180,7 +181,7 @@ class _Call:
         check_publishing(args, self.card, self.publication)
         self.pushes = args.push_to_hub
         self._is_private = args.hub_private_repo is not False
-        args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
+        args.push_to_hub = False  # the Trainer itself would upload the directory of every seed
         self.args = args
         _set_up_logging(args)
         self.plan = Plan(flags, own, args, public_command([program, *argv]))
@@ -192,10 +193,10 @@ class _Call:
 
     def run(self) -> int:
         """Runs all tasks with all seeds, and shows the results. Returns the exit status: 0; 1 if a task or publishing
-        failed; 130 after Ctrl-C. Raises what the only task fails by, and with several processes any."""
+        failed; 130 after Ctrl-C. A single task's error is raised; with several processes, every error is."""
         plan = self.plan
         status = 0
-        with ExitStack() as until_the_end:  # the directories of the tasks are locked
+        with ExitStack() as until_the_end:  # it unlocks the directories of the tasks
             jobs = []
             for job in plan.jobs:
                 with self._noting_errors(job):
@@ -204,11 +205,11 @@ class _Call:
             publishes = self.pushes and plan.is_main and bool(jobs)
             if publishes:
                 self._check_publication(jobs)
-            PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
+            PartialState().wait_for_everyone()  # if one has failed, none continues or deletes anything
             try:
                 for job in jobs:
                     with self._noting_errors(job):
-                        for record in run_task(plan, job):  # those before a failure stay
+                        for record in run_task(plan, job):  # the records before a failure are kept
                             self.records.append(record)
             except KeyboardInterrupt:
                 without = " without --overwrite_output_dir" if plan.flags.overwrite_output_dir else ""
@@ -219,7 +220,7 @@ class _Call:
                 logger.info(f"Records and predictions: {plan.directory}")
                 if plan.predicts:
                     collect_submissions([job.task for job in jobs], self.records, plan.directory)
-            for message in self._failed:  # again, where it is seen
+            for message in self._failed:  # again, where the user sees it
                 logger.error(message)
             if publishes and self.records and status == 0:
                 published = publish_run(
@@ -236,8 +237,8 @@ class _Call:
 
     @contextmanager
     def _noting_errors(self, job: Job) -> Iterator[None]:
-        """Notes what a task fails by, so that the others still run. The error of the only task is raised, and with
-        several processes any error, as all must do the same."""
+        """Notes the error of a task, so that the other tasks still run. A single task's error is raised; with several
+        processes, every error is, because all processes must do the same."""
         try:
             yield
         except Exception as error:
@@ -260,7 +261,7 @@ class _Call:
 def _set_up_logging(args: FineTuningArguments) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
-    # Its table of new and unused tensors: `load_with_head` checks them.
+    # Hides the table of new and unused tensors, which `load_with_head` checks.
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
 
 

@@ -1,4 +1,4 @@
-"""From any encoder to a model with the head of a task, and with low-rank adapters (LoRA, by `peft`)."""
+"""Models made of any encoder and the head of a task, also with low-rank adapters (LoRA, by `peft`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEAD_DROPOUTS = ("classifier_dropout", "summary_last_dropout", "seq_classif_dro
 
 
 class _PreciseLinear(nn.Linear):
-    """In float32 under autocast, too: numbers may be large beside their differences."""
+    """A linear layer in float32, also under autocast, because numbers may be large compared to their differences."""
 
     def forward(self, input: Tensor) -> Tensor:
         with torch.autocast(input.device.type, enabled=False):
@@ -49,18 +49,18 @@ def load_with_head(
     unit: tuple[float, float] = (0.0, 1.0),
     **config_options: Any,
 ) -> PreTrainedModel:
-    """Loads an encoder under the head of a task, in float32 and in training mode.
+    """Loads an encoder with the head of a task, in float32 and in training mode.
 
-    A source that was fine-tuned with this head for these labels keeps it, else the head is new. Poolers (BERT) are
-    part of the head, as masked language models lack them. A source that lacks tensors, or cannot have the head, is a
-    ValueError.
+    A source that was fine-tuned with this head for these labels keeps its head; otherwise the head is new. Poolers
+    (BERT) are part of the head, because masked language models lack them. Raises ValueError for a source that lacks
+    tensors or cannot have the head.
 
     Args:
         source: a directory or a Hub id of an encoder (ELECTRA, BERT, a fine-tuned model, ...), the directory of a
-            pre-training run, or a saved pair: of the last two the discriminator is taken.
+            pre-training run, or a saved pair. Runs and pairs give their discriminator.
         labels: classes or tags in the order of the outputs; none for a number, answers and choices.
         from_scratch: take the configuration alone, and initialize all weights.
-        unit: of a number, what an output of 0 and a difference of 1 will stand for.
+        unit: of a number: the value that an output of 0 will stand for, and the difference that 1 will stand for.
         **config_options: fields of the encoder's configuration, such as `hidden_dropout_prob`.
     """
     name, config, tensors = open_encoder(source, weights=not from_scratch)
@@ -78,37 +78,38 @@ def load_with_head(
         options = {"config": config, "dtype": torch.float32, "state_dict": tensors}
         model, _ = load_whole(model_class, name if tensors is None else None, load, **options)
     if auto_class is AutoModelForSequenceClassification and not labels:
-        _last_layer(model).__class__ = _PreciseLinear  # saved as any other
+        _last_layer(model).__class__ = _PreciseLinear  # saved like any linear layer
         if is_kept:
             rescale(model, 1 / unit[1], -unit[0] / unit[1])
     if model.base_model is not model:
-        once: Any = logger  # transformers gives loggers this method; a command makes a model for each seed
+        once: Any = logger  # transformers adds this method to loggers; a command makes a model for each seed
         once.info_once(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
     return model.train()
 
 
 @torch.no_grad()
 def rescale(model: nn.Module, factor: float, shift: float) -> None:
-    """Makes a model of numbers give `factor * number + shift`, by its last layer."""
+    """Changes the last layer of a model that predicts a number, so that it returns `factor * number + shift`."""
     layer = _last_layer(model)
     layer.weight.mul_(factor)
     layer.bias.mul_(factor).add_(shift)
 
 
 def _last_layer(model: nn.Module) -> nn.Linear:
-    """The layer of a single output. With adapters its trained copy comes after the original."""
+    """The last layer with a single output. With adapters, its trained copy comes after the original."""
     return [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == 1][-1]
 
 
 def find_class(auto_class: Any, name: str, config: Any) -> Any:
-    """The class of an encoder with a head. Raises a ValueError if there is none."""
+    """Returns the class of an encoder with a head. Raises a ValueError if there is none."""
     if type(config) not in auto_class._model_mapping:
         raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
     return auto_class._model_mapping[type(config)]
 
 
 def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
-    """Loads a fine-tuned model, or adapters and their model; one that has not these labels is a ValueError."""
+    """Loads a fine-tuned model, or adapters with their model. Raises ValueError for a model that does not have this
+    head and these labels."""
     place = identify(source)
     config = read_stock_config(source)
     base = place.adapter_base
@@ -119,25 +120,26 @@ def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
         return model
     from peft import PeftModel
 
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # of peft's use
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # raised by peft
     return PeftModel.from_pretrained(model, source)
 
 
 def dropouts_of(config: Any) -> tuple[str, ...]:
-    """The fields of an encoder's configuration for dropout, in it and before its head; none where they are unknown."""
+    """Returns the fields for dropout in an encoder's configuration, both inside it and before its head; none if they
+    are unknown."""
     there = config.to_dict().keys()
     is_known = config.model_type in FAMILIES or HIDDEN_DROPOUT in there
     return tuple(name for name in (*DROPOUTS, *_HEAD_DROPOUTS) if is_known and name in there)
 
 
 def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[str, Any, dict[str, Tensor] | None]:
-    """The encoder of a source, as `load_with_head` describes it: its directory or Hub id, its configuration, and its
-    weights where they are wanted and have to be taken out of a pair. Raises a ValueError if there is none, and for
-    ELECTRA's `detector/`."""
+    """Returns the encoder of a source, as `load_with_head` describes it: its directory or Hub id, its configuration,
+    and its weights, if `weights` asks for them and they must be taken out of a pair. Raises a ValueError if there is
+    none, and for ELECTRA's `detector/`."""
     place = identify(source)
     if place.kind == CONFIGURATION:
         raise place.error("the directory or the Hub id of an encoder")
-    # Of the networks that detect, ELECTRA's `detector/` is the one that is no discriminator.
+    # Among networks of ELECTRA that detect, only `detector/` is not a discriminator.
     if place.kind == DETECTOR and place.discriminator is None and place.family == "electra":
         raise ValueError(
             f"{place.name} is ELECTRA's detector: its last layer is the head that detects, not a part of the encoder. "
@@ -152,15 +154,15 @@ def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[
 
 
 def _has_outputs(config: Any, auto_class: Any, labels: Sequence[str]) -> bool:
-    """Whether a model has outputs for these labels (none: a number, answers or choices)."""
+    """Whether a model has outputs for these labels (without labels: for a number, answers or choices)."""
     if labels:
         return {index: str(name) for index, name in config.id2label.items()} == dict(enumerate(labels))
     return auto_class is not AutoModelForSequenceClassification or config.num_labels == 1
 
 
 def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """`load_pretrained` for a new head: one of the source with tensors of the same names is not taken over, unless the
-    class has `takes_head`, and the report leaves out tensors of heads and poolers."""
+    """Loads a model by `load_pretrained`, with a new head. A head of the source whose tensors have the same names is
+    not taken over, unless the class has `takes_head`. The report leaves out tensors of heads and poolers."""
     model, report = load_pretrained(model_class, source, **options)
     prefix = model.base_model_prefix
     not_read = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
@@ -170,7 +172,7 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
         for name, child in model_class(model.config).float().named_children():
             if name != prefix:
                 setattr(model, name, child)
-    # A bare encoder has names without the prefix.
+    # The tensors of a bare encoder have names without the prefix.
     children = "|".join(re.escape(name) for name, _ in model.base_model.named_children() if name != "pooler")
     encoder = re.compile(rf"{prefix}\.(?!pooler\.)|({children})\.")
     report["unexpected_keys"] = [name for name in report["unexpected_keys"] if encoder.match(name)]
@@ -180,7 +182,7 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
 
 
 def _configure_head(config: Any, auto_class: Any, labels: Sequence[str]) -> None:
-    config.id2label = None  # as many outputs as before would keep their names
+    config.id2label = None  # otherwise, as many outputs as before would keep their names
     # Question answering has two outputs, start and end; multiple choice does not read the number.
     config.num_labels = len(labels) or (1 if auto_class is AutoModelForSequenceClassification else 2)
     config.problem_type = "regression" if config.num_labels == 1 else None
@@ -199,8 +201,9 @@ _PEFT_TASKS = {
 
 
 def add_adapters(model: PreTrainedModel, source: str, **options: Any) -> Any:
-    """A `peft.PeftModel` with adapters for all linear layers in the encoder's stack of layers; the head is trained and
-    saved whole. `source` is the encoder, for whoever loads the adapters; `options` are `LoraConfig`'s."""
+    """Returns a `peft.PeftModel` with adapters for all linear layers in the encoder's stack of layers. The head is
+    trained and saved whole. `source` is the encoder, recorded for loading the adapters; `options` are those of
+    `LoraConfig`."""
     from peft import LoraConfig, get_peft_model
 
     prefix = model.base_model_prefix
@@ -215,7 +218,7 @@ def add_adapters(model: PreTrainedModel, source: str, **options: Any) -> Any:
         target_modules=rf"{re.escape(prefix)}\.(?!pooler\.)(.*\.)?({'|'.join(map(re.escape, names))})",
         modules_to_save=[name for name, child in children.items() if list(child.parameters())],
     )
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # of peft's use
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # raised by peft
     adapted = get_peft_model(model, config)
     base = str(Path(source).resolve()) if Path(source).is_dir() else source
     adapted.peft_config["default"].base_model_name_or_path = base
@@ -223,7 +226,7 @@ def add_adapters(model: PreTrainedModel, source: str, **options: Any) -> Any:
 
 
 def save_adapters(model: Any, directory: Path) -> None:
-    """Writes adapters and head, and the `config.json` of the whole model, which names head and labels."""
+    """Writes adapters and head, and the `config.json` of the whole model, which holds the head and the labels."""
     model.save_pretrained(directory)
     core = model.get_base_model()
     core.config.architectures = [type(core).__name__]

@@ -5,10 +5,11 @@
     echo "A river runs through it." | \\
         hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
 
-A line holds the columns of the input and `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`;
-`tags` and `probabilities`; `answer` and `nbest` (the input has `question` and `context`); `choice` and `probabilities`
-(`question`, `choices`); `similarity`; or `corrected`. A column of the input with one of these names becomes
-`input_label`, ... Text to tag is split at spaces, or into characters if the model was fine-tuned on characters.
+A line holds the columns of the input and, by the kind of task: `label`, `score` and `probabilities`; `labels` and
+`probabilities`; `number`; `tags` and `probabilities`; `answer` and `nbest` (the input has `question` and `context`);
+`choice` and `probabilities` (the input has `question` and `choices`); `similarity`; or `corrected`. A column of the
+input with one of these names becomes `input_label`, ... Text to tag is split at spaces, or into characters if the
+model was fine-tuned on characters.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import identify
 
 
-# Of what an answer holds, first the prediction.
+# The names of what an answer holds, the prediction first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "classification": ("label", "score", "probabilities"),
     "multi_label": ("labels", "probabilities"),
@@ -67,14 +68,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "question_answering": ("answer", "nbest"),
 }
 _TEXT_COLUMNS = ("text", "text_pair")
-# What may be predicted.
+# The types of input that can be predicted.
 Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | pd.Series | Table
 
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Hides the progress bars of the libraries: there is one for every file that is read or written, and the bars go
-    into log files, too. Afterwards the setting is as before."""
+    """Hides the progress bars of the libraries, which appear for every file that is read or written, and in log files,
+    too. Restores the setting afterwards."""
     of_transformers = transformers_logging.is_progress_bar_enabled()
     of_datasets = datasets.are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()
@@ -89,8 +90,9 @@ def without_progress_bars() -> Iterator[None]:
 
 
 class Classifier:
-    """A model that `finetune` wrote, of any kind of task, with its tokenizer; with another `runtime` than torch (see
-    `RUNTIMES`) its graph, from the directory of an export. Another model is a `ValueError`."""
+    """A model of any kind of task that `finetune` wrote, with its tokenizer. With another `runtime` than torch (see
+    `RUNTIMES`), it is the graph in the directory of an export. Raises `ValueError` for any other model, and for
+    embeddings with another runtime."""
 
     @without_progress_bars()
     def __init__(self, name_or_path: str, batch_size: int = 64, use_cpu: bool = False, runtime: str = TORCH) -> None:
@@ -104,9 +106,9 @@ class Classifier:
         self.labels = place.labels if facts["task"]["kind"] in LABELED else ()
         self._characters = facts["characters"]
         self.task = Task("prediction", self.name, labels=self.labels, label_column="", **facts["task"])
-        # Of texts; also of an encoder that was trained on single texts, similarities are of pairs.
+        # The number of texts. Similarities are of pairs, even if the encoder was trained on single texts.
         self.number = 2 if self.task.kind == "embedding" else len(self.task.columns) or 1
-        self.lengths = facts["lengths"]  # of sequences, windows and questions, in tokens
+        self.lengths = facts["lengths"]  # those of `Kind`, in tokens
         self.kind = make_kind(self.task, load_tokenizer(self.name), **self.lengths)
         self.model: Any
         if self.task.kind == "embedding":
@@ -121,11 +123,11 @@ class Classifier:
             self.model = load_onnx(self.name, runtime)
 
     def predict(self, texts: Texts) -> list[dict[str, Any]]:
-        """For each text what the command `predict` writes, such as `label`, `score` and `probabilities`.
+        """Returns for each text what the command `predict` writes, such as `label`, `score` and `probabilities`.
 
         `texts` are one text; a list or Series of texts, of pairs of texts as tuples, or of rows as dicts; a DataFrame,
         a `datasets.Dataset` or a dict of columns. A row has the columns that the model was fine-tuned on, or `text`
-        and `text_pair`. Anything else is a TypeError.
+        and `text_pair`. Raises TypeError for anything else.
         """
         rows: list[tuple[str, Any]] = []
         for number, text in enumerate(_as_list(texts), 1):
@@ -149,8 +151,8 @@ class Classifier:
     def answer(
         self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], file: str | None = None
     ) -> list[dict[str, Any]]:
-        """As `predict`, for rows, each after its place, whose texts are in `columns`. A text that is null is a
-        ValueError, and so is a `file` that is unknown to the vocabulary (see `check_known`)."""
+        """Predicts like `predict`, for rows with their places, whose texts are in `columns`. Raises ValueError for a
+        text that is null, and for a `file` with too many unknown tokens (see `check_known`)."""
         self.check_number("a row", len(columns))
         task = dataclasses.replace(self.task, columns=tuple(columns))
         source = file or "The texts"
@@ -178,7 +180,7 @@ class Classifier:
         return answers
 
     def check_number(self, place: str, count: int) -> None:
-        """Raises ValueError for another number of texts than the model takes."""
+        """Raises ValueError for a number of texts that the model does not take."""
         if count != self.number:
             wanted = "one text" if self.number == 1 else "pairs of texts (second_text_column_name)"
             raise ValueError(f"{self.name} takes {wanted}, but {place} has {count}.")
@@ -194,7 +196,8 @@ def _as_list(texts: Any) -> Sequence[Any]:
 
 
 def _in_characters(row: Any, column: str) -> Any:
-    """A row with the characters of a text to tag, which may have spaces between all of them, in place of the text."""
+    """Returns a row with a text to tag replaced by its characters. If all characters are separated by spaces, the
+    spaces are left out."""
     text = row.get(column) if isinstance(row, Mapping) else None
     if not isinstance(text, str):
         return row
@@ -206,7 +209,7 @@ def _in_characters(row: Any, column: str) -> Any:
 def answer_split(
     model: Any, kind: Kind, split: Split, batch_size: int, use_cpu: bool
 ) -> tuple[list[Prediction], dict[str, float]]:
-    """As `FineTuner.answer`, by a model or a graph that is not trained."""
+    """Returns predictions and scores like `FineTuner.answer`, of a model or a graph that is not trained further."""
     if kind.task.kind == "embedding":
         from hf_electra_rtd.finetuning.embeddings import answer_pairs
 
@@ -219,7 +222,7 @@ def answer_split(
 
 @contextmanager
 def _kept_random_states(use_cpu: bool) -> Iterator[None]:
-    """Gives the caller's random numbers back: a Trainer seeds all generators when it is made."""
+    """Restores the caller's random states afterwards, because making a Trainer seeds all generators."""
     devices = () if use_cpu else range(torch.cuda.device_count())
     of_python = random.getstate()
     of_numpy = np.random.get_state()  # noqa: NPY002
@@ -255,8 +258,8 @@ class PredictArguments:
 
 @without_progress_bars()
 def main(argv: list[str]) -> int:
-    """Predicts a file. Raises a ValueError for a model that `finetune` did not write, and for a file without the
-    columns."""
+    """Predicts a file or the standard input. Raises a ValueError for a model that `finetune` did not write, and for a
+    file that lacks columns."""
     (args,) = parse_arguments((PredictArguments,), argv, description=__doc__)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if args.output_file is not None:
@@ -273,7 +276,7 @@ def main(argv: list[str]) -> int:
     for place, row in rows:
         for name in _NAMES[classifier.task.kind] if isinstance(row, Mapping) else ():
             if row.keys() >= {name, f"input_{name}"}:
-                raise ValueError(f"{place}: {name!r} would become 'input_{name}', a column that is there. Rename one.")
+                raise ValueError(f"{place}: {name!r} would become 'input_{name}', which exists. Rename one column.")
     answers = classifier.answer(rows, columns, args.file or "Standard input")
     lines = []
     for (_, row), answer in zip(rows, answers, strict=True):

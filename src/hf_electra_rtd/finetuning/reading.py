@@ -1,4 +1,4 @@
-"""From the rows of a task's files, or of its dataset on the Hub, to examples."""
+"""Converts the rows of a task's files, or of its dataset on the Hub, to examples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hf_electra_rtd.data.units import align
 
 
 Row = Mapping[str, Any]
-Rows = Iterator[tuple[str, Row | None]]  # each after its place; None for a line that is skipped
+Rows = Iterator[tuple[str, Row | None]]  # the place and the content; None for a line that is skipped
 Example = dict[str, Any]
-# What holds examples in Python.
+# The types that can hold examples in Python.
 Table: TypeAlias = pd.DataFrame | Dataset | Sequence[Row] | Mapping[str, Sequence[Any]]
 
-# Of files, by the ends of their names.
+# The formats of files, by the ends of their names.
 FORMATS = {
     "tsv": "tsv",
     "txt": "tsv",
@@ -39,24 +39,24 @@ FORMATS = {
     "conll": "conll",
     "bio": "conll",
 }
-_NO_AGREEMENT = "-"  # SNLI's, MNLI's and OCNLI's label of a pair about which the annotators did not agree
-_HIDDEN_ANSWER = "FAKE_ANSWER"  # CLUE's, with a number, where it keeps the answers of a test set to itself
-_BLANK_TAG = re.compile(r"#idiom\d+#")  # of ChID
+_NO_AGREEMENT = "-"  # label of SNLI, MNLI and OCNLI for a pair on which the annotators did not agree
+_HIDDEN_ANSWER = "FAKE_ANSWER"  # with a number: what CLUE gives for the secret answers of a test set
+_BLANK_TAG = re.compile(r"#idiom\d+#")  # in ChID
 _ASKED_BLANK = "____"
 _OTHER_BLANK = "□□□□"  # an idiom has four characters
-_BLANK_CONTEXT = 56  # characters on each side: with the blank, a candidate and special tokens they fill 128
+_BLANK_CONTEXT = 56  # characters on each side; with blank, candidate and special tokens, they fit in 128
 _IDS = ("id", "index", "qid")
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)  # as a label
-_WRITTEN_LIST = re.compile(r"\[\]|\[['\"].*['\"]\]")  # as pandas writes it into a table
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)  # a number as a label
+_WRITTEN_LIST = re.compile(r"\[\]|\[['\"].*['\"]\]")  # a list as pandas writes it into a table
 
 
 def example_features(kind: str) -> Features:
-    """The columns of examples of a kind, as `datasets.Features`. In tagging, `texts` are the words. `label` is a
-    label, labels, a number, tags, the index of a choice, or texts of answers; null where that is not known. An empty
-    list stands for none of the labels, and for no answer.
+    """Returns the columns of examples of a kind, as `datasets.Features`. In tagging, `texts` are the words. `label` is
+    a label, labels, a number, tags, the index of a choice, texts of answers, or the right sentence; null if it is
+    unknown. An empty list means none of the labels, or no answer.
 
-    The start of an answer is its first character in the context, or -1 where the context does not have the answer word
-    by word: such an answer cannot be learned, but predictions are scored by it. Answers with a start come first.
+    `starts` are the first characters of the answers in the context, or -1 if the context does not contain the answer
+    verbatim. Such an answer cannot be learned, but predictions are scored against it. Answers with a start come first.
     """
     text = Value("string")
     number = Value("int64")
@@ -75,8 +75,8 @@ def example_features(kind: str) -> Features:
 
 
 def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
-    """The examples of rows, with null in place of an id for each row that is skipped. A row that cannot be used is a
-    ValueError with its place; so is having none."""
+    """Yields the examples of rows. A row that is skipped gives an example with the id null. Raises ValueError, with
+    the place, for a row that cannot be used, and if there are no rows."""
     number = 0
     for place, row in rows:
         try:
@@ -92,21 +92,21 @@ def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
         raise ValueError("it has no row")
 
 
-# ---- Rows: those of files have the columns that the Hub's have ----
+# ---- Rows: those of files get the same columns as those of the Hub ----
 
 
 def hub_rows(name: str, dataset: Dataset) -> Rows:
-    """Rows with the names of their class labels; None for -1, which stands for no label on the Hub."""
+    """Yields rows with the names of their class labels; None instead of -1, which means no label on the Hub."""
     for number, row in enumerate(dataset, 1):
         yield f"{name}, row {number}", _named_row(dataset.features, row)
 
 
 def rows_of(examples: Any) -> list[Row]:
-    """The rows of examples in Python: a pandas DataFrame, a `datasets.Dataset` (with the names of its class labels),
-    a list of dicts, or a dict of columns. Anything else is a TypeError; a column that is there twice, and columns of
-    different lengths, are a ValueError."""
+    """Returns the rows of examples in Python: a pandas DataFrame, a `datasets.Dataset` (with the names of its class
+    labels), a list of dicts, or a dict of columns. Raises TypeError for anything else, and ValueError for two columns
+    with the same name and for columns of different lengths."""
     if isinstance(examples, pd.DataFrame):
-        examples = examples.set_axis(examples.columns.map(str), axis="columns")  # a file without a header has numbers
+        examples = examples.set_axis(examples.columns.map(str), axis="columns")  # without a header, names are numbers
         check_columns(examples.columns)
         return examples.astype(object).where(examples.notna(), None).to_dict("records")
     if isinstance(examples, Dataset):
@@ -126,12 +126,12 @@ def rows_of(examples: Any) -> list[Row]:
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value is a list, a tuple or the like, and no text."""
+    """Returns whether a value is a list, a tuple or another sequence, but not text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array of one dimension, of NumPy or pandas."""
+    """Returns whether a value is a one-dimensional array of NumPy or pandas."""
     return isinstance(value, (np.ndarray, pd.Series, pd.api.extensions.ExtensionArray)) and value.ndim == 1
 
 
@@ -149,7 +149,7 @@ def _named(feature: Any, value: Any) -> Any:
 
 
 def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
-    """The files of a split."""
+    """Returns the files of a split. Raises ValueError if there are none."""
     names = task.files.get(split, ())
     if data_dir or task.benchmark == "own":
         for name in names:
@@ -166,12 +166,13 @@ def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
 
 
 def answer_file(path: str) -> str:
-    """ChID: `train_answer.json` has the answers of `train.json`."""
+    """Returns the file with the answers of a file of ChID: `train_answer.json` for `train.json`."""
     return "_answer".join(os.path.splitext(path))
 
 
 def read_rows(task: Task, split: str, path: str) -> Rows:
-    """The rows of a file, in the task's format, or that of its name."""
+    """Yields the rows of a file, in the format of the task or, by default, of the file's name. Raises ValueError for
+    an unknown name and for a file that cannot be read."""
     suffix = Path(path.lower().removesuffix(".gz").removesuffix(".zst")).suffix.removeprefix(".")
     if task.format is None and suffix not in FORMATS:
         raise ValueError(f"{path} must have a name that ends in .{', .'.join(FORMATS)}.")
@@ -220,14 +221,14 @@ def _chid_rows(path: str) -> Rows:
 
 
 def _conll_rows(path: str) -> Rows:
-    """A word a line, a blank line between sentences: the first column holds the words (`text`), the last one the tags
-    (`label`)."""
+    """One word on each line, a blank line between sentences. The first column holds the words (`text`), the last one
+    the tags (`label`)."""
     sentence: list[list[str]] = []
     with open_text(path) as file:
         for number, line in enumerate(itertools.chain(file, ["\n"]), 1):
-            line = line.rstrip("\r\n")  # by tabs or plain spaces: other white space, such as U+3000, may be a word
+            line = line.rstrip("\r\n")  # split at tabs or plain spaces: other spaces (U+3000) may be words
             cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
-            if cells and cells[0] != "-DOCSTART-":  # CoNLL-2003: begins a document, and is no word
+            if cells and cells[0] != "-DOCSTART-":  # CoNLL-2003: the start of a document, not a word
                 sentence.append(cells)
                 if len(cells) != len(sentence[0]):
                     raise ValueError(f"{path}, line {number} has {len(cells)} columns, not {len(sentence[0])}.")
@@ -239,8 +240,8 @@ def _conll_rows(path: str) -> Rows:
 
 
 def _cluener_rows(path: str) -> Rows:
-    """A tag for each character, from spans like `{"name": {"叶老桂": [[9, 11]]}}` (first and last character). Rows
-    are skipped where they overlap (one row of the training set), or are not where they should be."""
+    """Yields rows with a tag for each character, from spans like `{"name": {"叶老桂": [[9, 11]]}}` (first and last
+    character). A row is skipped if spans overlap (one row of the training set) or are not where they should be."""
     for place, row in records_of(path, "json"):
         characters = list(row["text"])
         tags = ["O"] * len(characters)
@@ -264,7 +265,7 @@ _READERS: dict[str, Callable[[str], Rows]] = {
 }
 
 
-# ---- From a row to its examples: None skips it, and an empty list leaves it out ----
+# ---- From a row to its examples: None counts it as skipped, an empty list leaves it out uncounted ----
 
 
 def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | None:
@@ -302,7 +303,7 @@ def _texts(task: Task, row: Row, label: Any) -> Example | None:
     if label is None:
         return {"texts": texts, "label": None}
     if task.kind == "correction":
-        align(str(texts[0]), label)  # the same sentence without errors
+        align(str(texts[0]), label)  # raises ValueError for different numbers of parts
         return {"texts": texts, "label": label}
     return {"texts": texts, "label": _label(task, label)}
 
@@ -333,7 +334,7 @@ def _label(task: Task, value: Any) -> Any:
 
 
 def _class(task: Task, value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():  # pandas' whole numbers in a column with gaps
+    if isinstance(value, float) and value.is_integer():  # a whole number in a column of pandas with gaps
         value = int(value)
     if not isinstance(value, (str, int)):
         raise ValueError(f"the label {value!r} is not text or a whole number. Is this regression (task_kind)?")
@@ -353,7 +354,8 @@ def _known(task: Task, label: str) -> str:
 
 
 def _place(names: Sequence[str], label: str) -> int | None:
-    """Of a name, or of a number that stands for one: where one of the names is a number, there are no indices."""
+    """The index of a label, from its name or from the index as text. If one of the names is a number, only names
+    count."""
     if label in names:
         return names.index(label)
     is_place = label.isdecimal() and int(label) < len(names) and not any(map(NUMBER.fullmatch, names))
@@ -361,8 +363,9 @@ def _place(names: Sequence[str], label: str) -> int | None:
 
 
 def mark_spans(row: Row) -> str | None:
-    """CLUEWSC: the text, with the noun in `_` and the pronoun that may stand for it in brackets, also where their
-    places are wrong; None where the text does not have them, or they overlap (CLUEbenchmark/CLUE, `WscProcessor`)."""
+    """Returns the text of a row of CLUEWSC, with `_` around the noun and brackets around the pronoun that may refer to
+    it, even if the row gives their places wrongly. Returns None if the text does not contain both, or if they overlap
+    (CLUEbenchmark/CLUE, `WscProcessor`)."""
     text = row["text"]
     target = row["target"]
     spans = []
@@ -379,8 +382,8 @@ def mark_spans(row: Row) -> str | None:
 
 
 def find_text(context: str, text: str, start: int) -> int:
-    """Where a text stands in another: at `start`, or at the nearest place that has it (files of CMRC 2018 name some
-    wrong places); -1 if there is none."""
+    """Returns where a text occurs in a context: at `start`, or else at the nearest place (files of CMRC 2018 give some
+    wrong places); -1 if nowhere, or if the text is empty."""
     if not text:
         return -1
     places = (match.start() for match in re.finditer(f"(?={re.escape(text)})", context))
@@ -388,7 +391,8 @@ def find_text(context: str, text: str, start: int) -> int:
 
 
 def _question(task: Task, row: Row, label: Any) -> Example:
-    """Answers are those of SQuAD (`{"text": [...], "answer_start": [...]}`, or a list of such pairs), or texts."""
+    """Answers are given as in SQuAD (`{"text": [...], "answer_start": [...]}`, or a list of dicts with both), or as
+    texts."""
     context = _text(row, "context")
     example = {"question": _text(row, "question"), "context": context, "label": None, "starts": None}
     if isinstance(label, Mapping):
@@ -405,8 +409,8 @@ def _question(task: Task, row: Row, label: Any) -> Example:
 
 
 def _choice(task: Task, row: Row, label: Any) -> Example:
-    """The choices are a list (`choice`, `choices`), or in columns of their own (`choice_a`, `choice_b`, ...), of which
-    the last may be empty. The right one is given by its index, or its text."""
+    """The choices are a list (`choice`, `choices`), or in columns of their own (`choice_a`, `choice_b`, ...), the last
+    of which may be empty. The right choice is given by its index or its text."""
     cells = [value for name, value in row.items() if name.startswith("choice")]
     choices = list(cells[0]) if len(cells) == 1 and not isinstance(cells[0], str) else cells
     while choices and choices[-1] in ("", None):
@@ -416,7 +420,7 @@ def _choice(task: Task, row: Row, label: Any) -> Example:
     place = _place(choices, label) if isinstance(label, str) else label
     is_index = isinstance(label, str) and label.isdecimal() and int(label) < len(choices)
     if task.benchmark == "own" and is_index and place not in (None, int(label)):
-        raise ValueError(f"the label {label!r} is a choice, and the index of another: give numbers, in .jsonl.")
+        raise ValueError(f"the label {label!r} is one choice, and the index of another: give numbers, in .jsonl.")
     if label is not None and (place is None or not 0 <= place < len(choices)):
         raise ValueError(f"there is no choice {label!r}. {known_names(str(label), choices, 'choices')}")
     context = _text(row, "context", "\n") if "context" in row else ""
@@ -424,8 +428,9 @@ def _choice(task: Task, row: Row, label: Any) -> Example:
 
 
 def _chid_examples(row: Row) -> list[Example]:
-    """ChID: for each blank the text around it, with `____` in its place and `□□□□` for other blanks, and the
-    candidates. Far text is left out here: truncation at the end would often lose the blank."""
+    """ChID: makes an example of each blank, with the candidates and the text around it, which has `____` in place of
+    the blank and `□□□□` in place of others. Distant text is cut here, because truncation at the end would often lose
+    the blank."""
     blanks = [(tag, content) for content in row["content"] for tag in _BLANK_TAG.findall(content)]
     answers = row["answers"]["candidate_id"] or [None] * len(blanks)
     examples = []

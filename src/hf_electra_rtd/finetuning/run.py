@@ -1,4 +1,4 @@
-"""Runs a plan: what is missing is run, what is there is kept."""
+"""Runs a plan: runs what is missing, and keeps the runs that are finished."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from hf_electra_rtd.finetuning.trainer import layer_heights
 
 logger = logging.getLogger(__name__)
 
-_ROUNDING = 0.01  # the largest rounding error in float32, as a share of the labels' standard deviation
+_ROUNDING = 0.01  # the largest allowed rounding error in float32, as a share of the labels' deviation
 
 
 def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
-    """Reads and encodes the data of a task, locks its directory, and compares what is there. Raises a ValueError for
-    what does not fit together, before anything is trained or deleted."""
+    """Loads and encodes the data of a task, locks its directory until `until_the_end` closes, and checks which runs
+    are finished. Raises a ValueError for anything that does not fit together, before anything is trained or deleted.
+    """
     flags = plan.flags
     task = job.task
     job.splits = load_task(task, flags.data_dir, test=plan.predicts, optional_test=len(plan.jobs) > 1)
@@ -49,7 +50,7 @@ def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
         with naming(directory):
             until_the_end.callback(lock_directory(directory).release)
         remove_partial(directory)
-    PartialState().wait_for_everyone()  # the directory is locked, so that all find the same
+    PartialState().wait_for_everyone()  # until the directory is locked, so that all see the same results
     job.finished = find_finished(plan, job)
     encode_task(job.kind, job.splits)
     model = make_model(plan, job, job.args.seed)
@@ -58,7 +59,7 @@ def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
 
 
 def _fit_to_labels(plan: Plan, job: Job) -> None:
-    """Finds the unit of numbers, and the weights of classes, by the training labels. Raises a ValueError for numbers
+    """Sets the unit of numbers and the weights of classes from the training labels. Raises a ValueError for numbers
     that cannot be learned."""
     task = job.task
     labels = [label for label in job.splits["train"].examples["label"] if label is not None]
@@ -79,7 +80,7 @@ def _fit_to_labels(plan: Plan, job: Job) -> None:
 
 
 def run_task(plan: Plan, job: Job) -> Iterator[EvaluationRecord]:
-    """Runs a task with all seeds, and keeps the models that are asked for. Yields each record when its run is done."""
+    """Runs a task with all seeds, and keeps the requested models. Yields each record when its run is finished."""
     title = job.task.title
     if plan.flags.overwrite_output_dir and plan.is_main:
         for path in seed_directories(plan.directory, job.task):
@@ -88,7 +89,7 @@ def run_task(plan: Plan, job: Job) -> Iterator[EvaluationRecord]:
     counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in job.splits.items())
     logger.info(f"{title}: examples: {counts}.")
     records: list[EvaluationRecord] = []
-    is_trained = False  # a call that finds all runs done deletes nothing
+    is_trained = False  # a call that finds all runs finished deletes nothing
     for seed in plan.seeds:
         directory = seed_directory(plan.directory, job.task, seed)
         record = job.finished.get(seed)
@@ -99,7 +100,7 @@ def run_task(plan: Plan, job: Job) -> Iterator[EvaluationRecord]:
         else:
             fate = "already done"
             if plan.is_main:
-                remove_leftovers(directory)  # it was killed after the record
+                remove_leftovers(directory)  # a process was killed after it wrote the record
         score = "no score" if record.score is None else f"{record.main_metric} {100 * record.score:.1f}"
         logger.info(f"{title}, seed {seed}: {score}; {fate}.")
         records.append(record)

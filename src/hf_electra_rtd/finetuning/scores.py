@@ -45,9 +45,10 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 def score_labels(
     metrics: Sequence[str], predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any] = ()
 ) -> dict[str, float]:
-    """Scores of labels or of numbers, one an example. `labels` are all in the task's order; of two, the second is the
-    positive one of `f1`. `macro_f1` is the mean over the labels that are right or predicted somewhere. Where one side
-    is constant, `matthews`, `pearson` and `spearman` are 0."""
+    """Returns the scores of labels or of numbers, one for each example. `labels` are all labels in the task's order;
+    of two labels, the second is the positive one of `f1`. `macro_f1` is the mean over the labels that occur among
+    references or predictions. If references or predictions are constant, `matthews`, `pearson` and `spearman` are 0.
+    """
     from scipy import stats
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -68,7 +69,7 @@ def score_labels(
     for name in metrics:
         if not (is_constant and name in ("matthews", "pearson", "spearman")):
             with warnings.catch_warnings(), contextlib.suppress(stats.NearConstantInputWarning):
-                warnings.simplefilter("error", stats.NearConstantInputWarning)  # numbers that differ by rounding only
+                warnings.simplefilter("error", stats.NearConstantInputWarning)  # if numbers differ by rounding only
                 scores[name] = float(functions[name](*columns))
     return scores
 
@@ -79,26 +80,28 @@ Report = tuple[dict[str, dict[str, float]], dict[str, float]]
 
 
 def label_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Report:
-    """Scores of examples with any number of labels: `precision`, `recall`, `f1` and `number` (of right ones) of each
-    label that is right or predicted somewhere; and those of all labels of all examples together, with `micro_f1` (the
-    same `f1`), `macro_f1`, the mean over the labels, and `accuracy`, the share of examples whose labels are exactly
-    those. What has nothing to divide by is 0."""
+    """Returns two dicts of scores for examples with any number of labels. The first has `precision`, `recall`, `f1`
+    and `number` (of references) of each label that occurs among references or predictions. The second has the same of
+    all labels of all examples together, with `micro_f1` (equal to `f1`), `macro_f1` (the mean over the labels) and
+    `accuracy` (the share of examples with exactly the right labels). A ratio with denominator 0 is 0."""
     pairs = [(set(predicted), set(right)) for predicted, right in zip(predictions, references, strict=True)]
     items = [({(label,) for label in predicted}, {(label,) for label in right}) for predicted, right in pairs]
     return _report(items, [predicted == right for predicted, right in pairs])
 
 
 def tag_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Report:
-    """As `label_report`, of the chunks (entities, phrases) in sequences of BIO tags, by the rules of `conlleval`
-    (CoNLL-2000): a chunk is right if its first word, its last word and its type are. `macro_f1` is the mean over the
-    types (CLUENER 2020 is scored so), `accuracy` is of words. A tag that is not BIO is a ValueError."""
+    """Does the same as `label_report` for the chunks (entities, phrases) in sequences of BIO tags, by the rules of
+    `conlleval` (CoNLL-2000): a chunk is right if its first word, its last word and its type are right. `macro_f1` is
+    the mean over the types, as in CLUENER 2020; `accuracy` is the share of words with the right tag. Raises ValueError
+    for a tag that is not BIO."""
     sentences = list(zip(predictions, references, strict=True))
     hits = [tag == other for sentence in sentences for tag, other in zip(*sentence, strict=True)]
     return _report([(find_chunks(predicted), find_chunks(right)) for predicted, right in sentences], hits)
 
 
 def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> Report:
-    """Of what was predicted and what is right in each example: tuples whose last entry is the type."""
+    """The report from the predicted and the right items of each example, which are tuples with the type as last entry.
+    `accuracy` is the share of `hits`."""
     counts = [Counter[str](), Counter[str](), Counter[str]()]  # by type: predicted, right, both
     for predicted_items, right_items in pairs:
         both_items = predicted_items & right_items
@@ -116,12 +119,13 @@ def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) ->
 
 
 def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """The chunks in BIO tags: first word, word after the last, type. As in `conlleval`, a chunk begins at `B-`, and
-    also at an `I-` that follows `O`, the beginning of the sentence or another type; it goes on as long as `I-` of its
-    type follows. A tag that is not `O`, `B-TYPE` or `I-TYPE` is a ValueError."""
+    """Returns the chunks in BIO tags, each as its first word, the word after its last one, and its type. As in
+    `conlleval`, a chunk begins at `B-`, and also at an `I-` that follows `O`, the beginning of the sentence or another
+    type. It continues as long as `I-` of its type follows. Raises ValueError for a tag that is not `O`, `B-TYPE` or
+    `I-TYPE`."""
     chunks: set[tuple[int, int, str]] = set()
-    start = 0  # of the chunk that is open
-    inside = None  # its type
+    start = 0  # start of the open chunk
+    inside = None  # type of the open chunk
     for place, tag in enumerate([*tags, "O"]):
         prefix, hyphen, kind = tag.partition("-")
         if tag != "O" and not (prefix in ("B", "I") and hyphen):
@@ -141,11 +145,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _KOREAN_SPACES = str.maketrans(dict.fromkeys("'\"《》<>〈〉()‘’", " "))  # noqa: RUF001
 
-# The characters that `cmrc2018_evaluate.py` takes out. Its list holds "……", two characters, which never equals one:
-# a single "…" stays.
+# The characters that `cmrc2018_evaluate.py` removes. Its list holds "……", which never equals a single character, so
+# that "…" stays.
 _CHINESE_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001
 _CHINESE_OR_OTHER = re.compile(r"([\u4e00-\u9fa5])|[^\u4e00-\u9fa5]+")
-# Where `nltk.word_tokenize` (Penn Treebank) breaks a run without Chinese characters, besides at spaces.
+# Where `nltk.word_tokenize` (Penn Treebank) splits text without Chinese characters, besides at spaces.
 _WORD_BREAKS = re.compile(
     r"""[;@\#$%&?!*\[\](){}<>"«»“”‘’„‒-―]   # stand alone
     | \.{2,} | \.(?=[\])}>"'»”’\s]*$)       # an ellipsis; the last full stop, also before closing quotes
@@ -159,19 +163,20 @@ _WORD_BREAKS = re.compile(
 def score_answers(
     predictions: Sequence[str], answers: Sequence[Sequence[str]], language: str = "en"
 ) -> dict[str, float]:
-    """`exact_match` and `f1`, means over the questions: by the rules of SQuAD 1.1 (its `evaluate-v1.1.py`), for
-    Chinese (`zh`) by those of CMRC 2018 (ymcui/cmrc2018, `cmrc2018_evaluate.py`), which score DRCD, too, or for Korean
-    (`ko`) by those of KorQuAD 1.0 (its `evaluate-v1.0.py`).
+    """Returns `exact_match` and `f1`, means over the questions. The rules are those of SQuAD 1.1 (its
+    `evaluate-v1.1.py`); for Chinese (`zh`), those of CMRC 2018 (ymcui/cmrc2018, `cmrc2018_evaluate.py`), by which DRCD
+    is scored, too; for Korean (`ko`), those of KorQuAD 1.0 (its `evaluate-v1.0.py`).
 
     A prediction gets the best of its scores against each answer. SQuAD compares texts in lower case, without ASCII
-    punctuation, without the words a, an and the, and with single spaces; F1 is of words. CMRC compares in lower case
-    and without punctuation. For F1 it cuts texts into single Chinese characters (U+4E00 to U+9FA5) and, between them,
-    words; what two texts share is their longest common run of these, without gaps. The script cuts words by
-    `nltk.word_tokenize`; here the rules of that (Penn Treebank) are followed for what answers hold, but without its
-    list of abbreviations and its rarer contractions (`cannot`, `gonna`). KorQuAD compares as SQuAD, but keeps a, an
-    and the, and reads quotes and brackets as spaces; F1 is of characters without spaces, wherever they stand.
+    punctuation, without the words a, an and the, and with single spaces; F1 is over words. CMRC compares texts in
+    lower case and without punctuation. For F1, it splits texts into single Chinese characters (U+4E00 to U+9FA5) and
+    the words between them; the overlap of two texts is their longest common run of these, without gaps. The script
+    splits words by `nltk.word_tokenize`. Here, its rules (Penn Treebank) are followed as far as answers need them,
+    without its list of abbreviations and its rarer contractions (`cannot`, `gonna`). KorQuAD compares texts as SQuAD
+    does, but keeps a, an and the, and reads quotes and brackets as spaces; F1 is over characters other than spaces, in
+    any order.
 
-    A question without an answer is a ValueError.
+    Raises ValueError for a question without an answer.
     """
     if not all(answers):
         raise ValueError("A question has no answer. Score unanswerable questions by the rules of SQuAD 2.0.")
@@ -181,12 +186,12 @@ def score_answers(
 def score_squad_v2(
     predictions: Sequence[str], answers: Sequence[Sequence[str]], language: str = "en"
 ) -> dict[str, float]:
-    """Exact match and F1 by the rules of SQuAD 2.0 (its `evaluate-v2.0.py`): as `score_answers`, but to a question
-    without answers the empty text is right.
+    """Returns exact match and F1 by the rules of SQuAD 2.0 (its `evaluate-v2.0.py`). They are those of
+    `score_answers`, except that the empty text is right for a question without answers.
 
     Returns:
         `exact_match` and `f1`; the same of the questions with an answer (`has_answer_f1`, ...) and of those without
-        (`no_answer_f1`, ...), where there are any. All are fractions.
+        (`no_answer_f1`, ...), if there are any. All are fractions.
     """
     normalized = _NORMALIZED.get(language, _squad_normalized)
     golds = [list(filter(normalized, texts)) or [""] for texts in answers]
@@ -202,7 +207,7 @@ def score_squad_v2(
 def _score_each(
     predictions: Sequence[str], answers: Sequence[Sequence[str]], language: str, f1_of_nothing: float = 0.0
 ) -> dict[str, list[float]]:
-    """The best scores of each question; `f1_of_nothing` where nothing is left of both texts."""
+    """The best scores of each question. F1 is `f1_of_nothing` if nothing is left of both texts."""
     normalized = _NORMALIZED.get(language, _squad_normalized)
 
     def parts(text: str) -> list[str]:  # what F1 counts
@@ -246,7 +251,7 @@ _NORMALIZED = {"zh": _cmrc_normalized, "ko": _korquad_normalized}  # else `_squa
 
 
 def _chinese_parts(text: str) -> list[str]:
-    """Single Chinese characters, and words."""
+    """The single Chinese characters of a text, and the words between them."""
     parts: list[str] = []
     for match in _CHINESE_OR_OTHER.finditer(text):
         parts += [match[0]] if match[1] else _WORD_BREAKS.sub(r" \g<0> ", match[0]).split()

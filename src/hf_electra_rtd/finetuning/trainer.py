@@ -1,4 +1,4 @@
-"""`transformers.Trainer` for a task: its flags, loss, scores, batches of similar length and rates by depth."""
+"""`transformers.Trainer` for a task: its loss and scores, batches of similar length, and learning rates by depth."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from hf_electra_rtd.training.trainer import OriginalTrainer
 
 
 class _LengthGroupedSampler(LengthGroupedSampler):
-    """Batches of similar length, shuffled. Their order follows from seed and epoch: a run can go on inside an epoch.
-    The longest comes first, so that memory that does not suffice shows at once; the last may be smaller."""
+    """Yields shuffled batches of similar length. The order depends only on seed and epoch, so that a run can resume
+    inside an epoch. The longest batch comes first, so that insufficient memory shows at once; the last batch may be
+    smaller."""
 
     def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
         super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
@@ -36,7 +37,7 @@ class _LengthGroupedSampler(LengthGroupedSampler):
     def __iter__(self) -> Iterator[int]:
         generator: Any = self.generator
         generator.manual_seed(int(np.random.SeedSequence([self.seed, self.epoch]).generate_state(1)[0]))
-        indices = list(super().__iter__())  # without the shuffle, each 50 batches go from long to short
+        indices = list(super().__iter__())  # every 50 batches are still sorted from long to short
         batches = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
         between = batches[1:-1]
         batches[1:-1] = [between[place] for place in torch.randperm(len(between), generator=generator).tolist()]
@@ -44,23 +45,24 @@ class _LengthGroupedSampler(LengthGroupedSampler):
 
 
 class _FineTuningCallback(TrainerCallback):
-    """Tells the sampler the epoch: in several processes accelerate does not, where it skips batches."""
+    """Tells the sampler the epoch. With several processes, accelerate does not when it skips batches."""
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         train_dataloader.set_epoch(int(state.epoch))
 
 
 def describe_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
-    """The line for a log of training steps or of an evaluation; None for other logs."""
+    """Returns the line for a log of training steps or of an evaluation; None for other logs."""
     scores = [f"{name.removeprefix('eval_')} {100 * score:.1f}" for name, score in logs.items() if name[:5] == "eval_"]
     told = [f"loss {logs['loss']:.4f}"] if "loss" in logs else scores
     return f"step {state.global_step:,}/{state.max_steps:,}  {', '.join(told)}" if told else None
 
 
 class FineTuner(OriginalTrainer):
-    """Fine-tunes a model on a task, with the layer-wise decay of `layerwise_groups`; `dev` chooses the best model.
-    `settings` are kept in checkpoints, which are written whole or not at all. The loss of an optimizer step is the
-    mean over all its labels, whatever batches and processes they fall into."""
+    """Fine-tunes a model on a task, with the learning rates of `layerwise_groups`. The scores on `dev` choose the best
+    model. `settings` are saved in checkpoints, which are written whole or not at all. The loss of an optimizer step is
+    the mean over all its labels, however they are divided into batches and processes. Raises ValueError for FSDP and
+    DeepSpeed."""
 
     args: FineTuningArguments
     describe_log = staticmethod(describe_log)
@@ -93,7 +95,7 @@ class FineTuner(OriginalTrainer):
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(f"Fine-tuning needs the whole model in each process. {ONE_GPU_EACH}")
         self.add_callback(_FineTuningCallback)
-        self.model_accepts_loss_kwargs = True  # have the labels of a step counted
+        self.model_accepts_loss_kwargs = True  # makes the Trainer count the labels of a step
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -103,7 +105,7 @@ class FineTuner(OriginalTrainer):
         return _LengthGroupedSampler(group, list(dataset["length"]), self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:
-        return SequentialSampler(eval_dataset)  # predictions go back to their examples by place
+        return SequentialSampler(eval_dataset)  # predictions are matched to examples by position
 
     def _groups(self, model: Any) -> list[dict[str, Any]]:
         args: Any = self.args
@@ -116,14 +118,14 @@ class FineTuner(OriginalTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         outputs = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
-        # Processes average their gradients; each must hold its share of the sum.
+        # Processes average their gradients, but the loss is a sum over them.
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         loss = self.kind.loss(outputs, inputs) * processes / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
-        """Predictions for the examples of a split with features, and the scores of the labeled ones (none: empty).
-        Outputs that are not finite are a ValueError."""
+        """Returns predictions for the examples of an encoded split, and the scores of the labeled ones (empty if there
+        are none). Sets `split.probabilities`. Raises ValueError for outputs that are not finite."""
         kind = self.kind
         features = split.features
         assert features is not None
@@ -141,7 +143,7 @@ class FineTuner(OriginalTrainer):
         return predictions, kind.score(predictions, split.examples)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The scores on `dev`, under `eval_<metric>`."""
+        """Returns and logs the scores on `dev`, as `eval_<metric>`."""
         began = time.perf_counter()
         dev: Any = self.dev
         metrics = {f"eval_{name}": score for name, score in self.answer(dev)[1].items()}
@@ -157,12 +159,12 @@ class FineTuner(OriginalTrainer):
 def layerwise_groups(
     model: PreTrainedModel, learning_rate: float, decay: float, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups of parameters with a learning rate for each depth, those of the head first; at each depth one with weight
-    decay and one without (biases and LayerNorm). A `decay` of 1 needs no layers.
+    """Returns groups of parameters with a learning rate for each depth, the head first. Each depth has a group with
+    weight decay and one without (biases and LayerNorm). A `decay` of 1 also works for models without a list of layers.
 
-    The head has `learning_rate`, layer i of n (from 0) `learning_rate * decay^(n - i)`, and the embeddings with their
-    projection are decayed n + 1 times: so we read the paper (Table 7). The original's code decays everything below the
-    head once more (google-research/electra model/optimization.py, `_get_layer_lrs`).
+    The head has `learning_rate`, layer i of n (from 0) has `learning_rate * decay^(n - i)`, and the embeddings with
+    their projection have `learning_rate * decay^(n + 1)`. This is our reading of the paper (Table 7). The original's
+    code decays everything below the head once more (google-research/electra model/optimization.py, `_get_layer_lrs`).
     """
     groups = get_parameter_groups(model, weight_decay)
     if decay == 1:
@@ -179,11 +181,12 @@ def layerwise_groups(
 
 
 def layer_heights(model: PreTrainedModel) -> dict[int, int]:
-    """How far below the head each parameter is, by its id: 0 for the head's, 1 for those of the top layer.
+    """Returns how far below the head each parameter is, by its id: 0 for the head, 1 for the top layer.
 
-    The layers are the list of modules with the most parameters, and lists beside it that are as long (XLM has one for
-    each part of a layer); without one it is a ValueError. Children of the encoder that come after them (a pooler, a
-    last LayerNorm) are part of the head, and all else (embeddings, relative positions) is below the lowest layer.
+    The layers are the `ModuleList` with the most parameters, and its siblings of the same length (XLM has one for each
+    part of a layer). Children of the encoder after the layers (a pooler, a last LayerNorm) are part of the head. All
+    other parts (embeddings, relative positions) are below the lowest layer. Raises ValueError for an encoder without a
+    `ModuleList`.
     """
     encoder: Any = model.base_model
     lists = {name: module for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList)}

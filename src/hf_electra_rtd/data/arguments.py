@@ -1,4 +1,4 @@
-"""The flags that name text and say how it becomes sequences, and the tables of those that do not go together."""
+"""The flags that name text and say how it becomes sequences, and the rules about which flags go together."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ class DataArguments:
         self.shard_bytes = parse_size("shard_size", self.shard_size)
 
     def set_default_text(self, files: Sequence[str]) -> None:
-        """Takes `files` where no text is named."""
+        """Sets `train_files` to `files` if no flag names text."""
         if not self.train_files and not self.train_datasets:
             self.train_files = list(files)
 
     def sources(self) -> list[Source]:
-        """What to train on. Raises ValueError if there is nothing, or not what was named."""
+        """Returns the sources to train on. Raises ValueError if no flag names any, or a named one does not exist."""
         if not self.train_files and not self.train_datasets:
             raise ValueError("There is nothing to train on. Name text (--train_files) or datasets (--train_datasets).")
         return self.parse(self.train_files) + self.parse(self.train_datasets, is_dataset=True)
 
     def warn_of_unused(self, more: Sequence[str] = ()) -> None:
-        """Warns of flags that say how text is read, where all of it is prepared already; also `more`."""
+        """Warns of flags that say how text is read if all sources, including `more`, are prepared already."""
         if all(source.is_prepared for source in [*self.sources(), *self.parse([*(self.held_out_files or ()), *more])]):
             check_arguments(self, rules=PREPARED_RULES)
 
     def parse(self, texts: Sequence[str], is_dataset: bool = False) -> list[Source]:
-        """What `texts` name, read as the flags say."""
+        """Returns the sources that `texts` name, with the text column and encoding of the flags."""
         defaults = {key: getattr(self, key) for key in ("text_column", "encoding", "encoding_errors")}
         return [source for text in texts for source in parse_sources(text, is_dataset, **defaults)]
 
@@ -89,7 +89,7 @@ TEXT_RULES = (
     Rule("vocab_size", "The tokenizer is there already.", excludes=("tokenizer",), changes_nothing=True),
     Rule("held_out_share", "", excludes=("held_out_files",), changes_nothing=True),
 )
-# Where all text is prepared already.
+# Rules for runs whose text is all prepared already.
 PREPARED_RULES = tuple(
     Rule(name, "The sequences are prepared already.", changes_nothing=True)
     for name in ("text_column", "encoding", "encoding_errors", "drop_duplicates", "shard_size", "packing")
@@ -127,5 +127,5 @@ RULES = (
     Rule("workers", "", needs=("executor",), changes_nothing=True),
     Rule("slurm", "", needs=("executor=slurm",), changes_nothing=True),
 )
-# Of `DataArguments`, in this command.
+# Rules for `DataArguments` in the command `prepare`.
 DATA_RULES = (Rule("data_license", "It is for the record of a run: give it to `pretrain`.", changes_nothing=True),)

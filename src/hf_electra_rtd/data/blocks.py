@@ -1,10 +1,14 @@
-"""Prepared sequences: a file that is memory-mapped, and the stream in which training reads it.
+"""Prepared sequences: a block file, which is memory-mapped, and the stream in which training reads it.
 
-Layout of the file, little-endian: 16 bytes of magic; the ids of all sequences, uint16 or uint32, padded to 8 bytes;
-for each sequence a bit a token, whether a word begins there, padded to max_seq_length and whole bytes (as `packbits`),
-and likewise whether a document does, together padded to 8 bytes; for each where it ends among the ids (uint64) and
-where its second segment begins (uint32); a JSON header with the SHA-256 of all this; its length (uint64) and SHA-256,
-which a file that was cut off does not end with.
+The layout of the file, little-endian:
+
+- 16 bytes of magic;
+- the ids of all sequences, uint16 or uint32, padded to 8 bytes;
+- for each sequence one bit per token, whether a word begins there, padded to max_seq_length and to whole bytes (as by
+  `np.packbits`), and likewise whether a document begins there; all of it padded to 8 bytes;
+- for each sequence the position among the ids where it ends (uint64), and where its second segment begins (uint32);
+- a JSON header with the SHA-256 of everything before it;
+- the length (uint64) and SHA-256 of the header, which are missing at the end of a truncated file.
 """
 
 import dataclasses
@@ -30,7 +34,7 @@ from hf_electra_rtd.ops import randomness
 
 
 BLOCK_SUFFIX = ".blocks"
-# Position of the first held-out sequence, so that none shares a random number with a training sequence.
+# The stream position of the first held-out sequence, so that no random number is shared with a training sequence.
 HELD_OUT_POSITION = 2**40
 _REMEDY = "Copy or prepare it again, where all machines can read it."
 _MAGIC = b"HF-RTD-BLOCKS\x00\x00\x06"
@@ -41,7 +45,7 @@ _INDEX = np.dtype([("end", "<u8"), ("second_segment", "<u4")])
 @strict
 @dataclass
 class BlockHeader:
-    """What a block file says about itself."""
+    """The header of a block file."""
 
     max_seq_length: int
     num_sequences: int
@@ -51,21 +55,21 @@ class BlockHeader:
     packing: str
     sha256: str  # of everything before this header
     statistics: dict[str, int]  # counts from the preparation
-    sources: list[dict[str, Any]]  # of each text its name, hash (of the text as it was read), weight and counts
-    recipe: dict[str, Any]  # what else decides the content
-    word_segmenter: str | None = None  # what found the beginnings of words; None if nothing did
+    sources: list[dict[str, Any]]  # name, hash (of the text as it was read), weight and counts of each text
+    recipe: dict[str, Any]  # the other settings that decide the content
+    word_segmenter: str | None = None  # name of what found the beginnings of words; None if they are not known
 
 
 @dataclass
 class SequenceBatch(Sequence[dict[str, Any]]):
-    """Sequences of a batch as arrays, from the dataset to the collator without Python lists."""
+    """The sequences of a batch as arrays, which pass from the dataset to the collator without Python lists."""
 
-    ids: np.ndarray  # (B, L) integers; behind a sequence's end anything may stand
+    ids: np.ndarray  # (B, L) integers; values after the end of a sequence are arbitrary
     lengths: np.ndarray  # (B,) int64
     second_segments: np.ndarray  # (B,) int64: where segment B begins; the length if there is none
-    stream_positions: np.ndarray | None = None  # (B,) int64: places in the stream, which decide the random numbers
+    stream_positions: np.ndarray | None = None  # (B,) int64: positions in the stream, which decide the random numbers
     word_starts: np.ndarray | None = None  # (B, L) bool: where a word begins; None if it is not known
-    document_starts: np.ndarray | None = None  # (B, L) bool: where a document, or the part that is here, begins
+    document_starts: np.ndarray | None = None  # (B, L) bool: where a document, or its part in the sequence, begins
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -82,14 +86,14 @@ class SequenceBatch(Sequence[dict[str, Any]]):
         return sequence
 
     def starts(self, index: int) -> dict[str, np.ndarray]:
-        """What is known of where words and documents begin in a sequence."""
+        """Returns where words and documents begin in a sequence, without what is not known."""
         both = {"word_starts": self.word_starts, "document_starts": self.document_starts}
         return {name: rows[index, : self.lengths[index]] for name, rows in both.items() if rows is not None}
 
 
 class BlockWriter:
-    """Writes a block file: `write` any number of times, then `finish`. Memory does not grow with their number: bits
-    and index wait in temporary files beside `path`, until `stack` closes them."""
+    """Writes a block file: call `write` any number of times, then `finish`. Memory does not grow with the number of
+    sequences: the bits and the index are kept in temporary files beside `path` until `stack` closes them."""
 
     def __init__(self, stack: ExitStack, path: Path, max_seq_length: int, vocab_size: int) -> None:
         self._file = stack.enter_context(open(path, "wb"))  # noqa: SIM115
@@ -106,7 +110,7 @@ class BlockWriter:
         if not sequences:
             return
         tokens = np.concatenate([sequence.tokens for sequence in sequences])
-        self._write(tokens.astype(id_dtype(self.vocab_size)).tobytes())  # which has no room for other bits
+        self._write(tokens.astype(id_dtype(self.vocab_size)).tobytes())  # the cast drops the bits beside the id
         lengths, second_segments = np.array([(len(tokens), second_segment) for tokens, second_segment in sequences]).T
         starts = np.zeros((len(sequences), 2, self.max_seq_length), dtype=bool)
         for plane, bit in enumerate((WORD_START, DOCUMENT_START)):
@@ -120,11 +124,11 @@ class BlockWriter:
         self.num_tokens += int(lengths.sum())
 
     def finish(self, **described: Any) -> None:
-        """Writes what follows the ids; `described` are the fields of [`BlockHeader`] that are not known here."""
+        """Writes what follows the ids. `described` are the fields of [`BlockHeader`] that the writer does not know."""
         write_header(self._file, BlockHeader(**self.end(), **described))
 
     def end(self) -> dict[str, Any]:
-        """Writes what follows the ids but for the header, of which it returns the fields that are known here."""
+        """Writes what follows the ids, except the header. Returns the fields of the header that the writer knows."""
         self._write(bytes(-self.num_tokens * id_dtype(self.vocab_size).itemsize % 8))
         self._bit_file.write(bytes(-self._bit_file.tell() % 8))
         for file in (self._bit_file, self._index_file):
@@ -141,7 +145,7 @@ class BlockWriter:
 
     @property
     def size(self) -> int:
-        """Bytes that were written."""
+        """The number of bytes written so far."""
         return sum(file.tell() for file in (self._file, self._bit_file, self._index_file))
 
     def _write(self, content: bytes) -> None:
@@ -150,37 +154,37 @@ class BlockWriter:
 
 
 def write_header(file: BinaryIO, header: BlockHeader) -> None:
-    """Ends a block file with its header."""
+    """Writes the header and the footer, which complete a block file."""
     text = json.dumps(dataclasses.asdict(header), ensure_ascii=False).encode()
     file.write(text + _FOOTER.pack(len(text), hashlib.sha256(text).digest()))
 
 
 def _map_file(path: str) -> tuple[mmap.mmap, np.ndarray, BlockHeader]:
-    """A block file in memory, its content before its header, as bytes, and the header. Raises ValueError for one that
-    was cut off, or is no block file."""
+    """Maps a block file into memory. Returns the map, the content before the header as uint8, and the header. Raises
+    ValueError for a file that was cut off, or is not a block file."""
     with open(path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    # A plain array: indexing a `np.memmap` makes another one, which costs more than reading.
+    # A plain array, because indexing a `np.memmap` makes another one, which costs more than the reading.
     content = np.frombuffer(mapped, np.uint8)
     end = len(content) - _FOOTER.size
     length, digest = _FOOTER.unpack(content[end:].tobytes())
     header = content[end - length : end].tobytes()
     if content[: len(_MAGIC)].tobytes() != _MAGIC or hashlib.sha256(header).digest() != digest:
-        raise ValueError("it is no whole block file of this version")
+        raise ValueError("it is not a complete block file of this version")
     return mapped, content[: end - length], BlockHeader(**json.loads(header))
 
 
 @contextmanager
 def writing_blocks(path: str | os.PathLike[str], max_seq_length: int, vocab_size: int) -> Iterator[BlockWriter]:
-    """Yields a [`BlockWriter`]. The file has its name, whole, when the block ends without an error."""
+    """Yields a [`BlockWriter`]. The file gets its name, complete, when the `with` block ends without an error."""
     with writing(path) as partial, ExitStack() as stack:
         yield BlockWriter(stack, partial, max_seq_length, vocab_size)
 
 
 class Blocks(Dataset):
     """Prepared sequences, in one file ([`BlockFile`]) or in several (`shards.ShardedBlocks`): a map-style dataset of
-    `{"input_ids", "token_type_ids", "word_starts", "document_starts"}`. `read` gives a whole batch, whose items have
-    only the first two: collators of others would pass the rest on to the model."""
+    `{"input_ids", "token_type_ids", "word_starts", "document_starts"}`. `read` returns a whole batch, whose items have
+    only the first two keys, because the collators of other libraries would pass the rest on to the model."""
 
     path: str
     header: BlockHeader
@@ -196,15 +200,15 @@ class Blocks(Dataset):
         return self.read(np.asarray(indices, dtype=np.int64))
 
     def read(self, indices: np.ndarray) -> SequenceBatch:
-        """The sequences at an int64 array (B,) of indices."""
+        """Returns the sequences at an int64 array (B,) of indices."""
         raise NotImplementedError
 
 
 class BlockFile(Blocks):
-    """A block file, which is memory-mapped and lives on when another one takes its name.
+    """A block file, which is memory-mapped, and stays readable when another file replaces it under its name.
 
-    `verify` reads all of it, and compares its hash; the hash of the header is always compared. Raises
-    ValueError for a file that is no block file, was cut off or altered, or whose content has not the hash `sha256`.
+    `verify` reads the whole file and compares its hash; the hash of the header is always compared. Raises ValueError
+    for a file that is not a block file, that was cut off or altered, or whose content does not have the hash `sha256`.
     """
 
     def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
@@ -241,24 +245,24 @@ class BlockFile(Blocks):
         return SequenceBatch(ids, lengths, second_segments, word_starts=words, document_starts=starts[:, 1])
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the sequences at an int64 array (B,) of indices, int64 (B,)."""
-        if self._mapped.size() < len(self._mapped):  # the size on disk now; reading past it ends the process
+        """Returns the numbers of tokens, int64 (B,), of the sequences at an int64 array (B,) of indices."""
+        if self._mapped.size() < len(self._mapped):  # reading past the present size on disk would crash the process
             raise ValueError(f"{self.path} was cut off or overwritten while it was read. {_REMEDY}")
         ends = self._index["end"]
         return (ends[indices] - np.where(indices > 0, ends[indices - 1], 0)).astype(np.int64)
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """Of the ids in a file."""
+    """Returns the data type of the ids in a file."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 class SequenceStream(Dataset):
-    """`num_positions` sequences (by default one epoch) in the order of training.
+    """A dataset of `num_positions` sequences (by default one epoch) in the order of training.
 
     `sequences` are [`Blocks`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation that
-    depends on the seed and the epoch alone; `shuffle=False` keeps the order of the dataset. Positions are counted from
-    `first_position`. Raises ValueError for no sequence.
+    depends on the seed and the epoch alone; `shuffle=False` keeps the order of the dataset. The `stream_position` of
+    the first sequence is `first_position`. Raises ValueError if `sequences` is empty.
     """
 
     def __init__(
@@ -276,10 +280,10 @@ class SequenceStream(Dataset):
         self.seed = seed
         self.shuffle = shuffle
         self.first_position = first_position
-        self._order_of: tuple[int, np.ndarray] | None = None  # an epoch
+        self._order_of: tuple[int, np.ndarray] | None = None  # the last epoch and its order
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_order_of": None}  # workers compute what they need
+        return {**self.__dict__, "_order_of": None}  # workers compute the orders that they need
 
     def __len__(self) -> int:
         return self.num_positions
@@ -297,7 +301,7 @@ class SequenceStream(Dataset):
         return [{**self.sequences[index], "stream_position": position} for index, position in pairs]
 
     def sequence_indices(self, positions: np.ndarray) -> np.ndarray:
-        """Index of the sequence at each position, int64 (B,)."""
+        """Returns the index of the sequence at each position, int64 (B,)."""
         epochs, places = np.divmod(positions, len(self.sequences))
         if not self.shuffle:
             return places
@@ -308,10 +312,10 @@ class SequenceStream(Dataset):
         return indices
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The sequences of an epoch in their order."""
+        """Returns the indices of the sequences in the order of an epoch."""
         if self._order_of is None or self._order_of[0] != epoch:
             order = randomness.permutation(self.seed, epoch, len(self.sequences))
-            # Every worker keeps it for an epoch, so in half of the memory.
+            # Every worker keeps the order for an epoch; uint32 halves its memory.
             order = order.astype(np.uint32) if len(self.sequences) <= 2**32 else order
             self._order_of = (epoch, order)
         return self._order_of[1]

@@ -1,4 +1,4 @@
-"""Batches with masks for the generator to fill, and the random numbers for sampling its fills."""
+"""Collates batches with masks for the generator to fill, and with the random numbers for sampling its fills."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from hf_electra_rtd.ops import (
 )
 
 
-# What is masked together: single tokens (None), or groups of 1, 2, ... words with these probabilities: of MacBERT
-# (arXiv:2004.13922, section 4), and of SpanBERT (arXiv:1907.10529, section 3.1), geometric with p = 0.2, at most 10.
+# The unit of masking: single tokens (None), or groups of 1, 2, ... words with these probabilities. `ngram` is that of
+# MacBERT (arXiv:2004.13922, section 4); `span` that of SpanBERT (arXiv:1907.10529, section 3.1): geometric with
+# p = 0.2, at most 10 words.
 _GEOMETRIC = [0.8**length for length in range(10)]
 MASKING: dict[str, tuple[float, ...] | None] = {
     "token": None,
@@ -35,37 +36,39 @@ MASKING: dict[str, tuple[float, ...] | None] = {
     "ngram": (0.4, 0.3, 0.2, 0.1),
     "span": tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC),
 }
-# `document_offsets` have room for so many, or 2, 4, ... times as many where a batch needs it, so that their shape
-# seldom changes: empty documents cost a kernel little, another shape costs a compilation.
+# `document_offsets` have room for this many documents per sequence, or 2, 4, ... times as many if a batch needs it, so
+# that their shape seldom changes: empty documents cost a kernel little, but a new shape costs a compilation.
 DOCUMENTS_A_SEQUENCE = 8
 
 
 class DataCollatorForRTD:
     """Masks K = round(mask_probability * L) distinct tokens of each sequence; returns the arguments of `forward`.
 
-    [CLS], [SEP], [PAD] and [MASK] are never masked, [UNK] may be. Of the masked tokens, 85 % become [MASK] and 15 %
-    stay as they are; none becomes a random token. All of them count in both losses and are sampled
-    (google-research/electra pretrain/pretrain_helpers.py, `mask`). A sequence of n real tokens, fewer than L, uses
+    [CLS], [SEP], [PAD] and [MASK] are never masked; [UNK] may be. By default, 85 % of the masked tokens become [MASK]
+    and 15 % (`keep_probability`) stay as they are; none becomes a random token. All of them count in both losses and
+    are sampled (google-research/electra pretrain/pretrain_helpers.py, `mask`). A sequence of n < L real tokens uses
     round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100.
 
-    `masking` is `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10 words, 3.8 on average): what is masked
-    together, and becomes [MASK] or stays together. The number of masked tokens is the same: at most two groups of a
-    sequence are cut. All but `token` need the beginnings of words, of block files, of a column `word_starts` (a plain
-    Trainer keeps it with remove_unused_columns=False), or of WordPiece.
+    `masking` is the unit of masking: `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10 words, 3.8 on
+    average). The masked tokens of a unit all become [MASK], or all stay. The number of masked tokens does not depend
+    on the unit, so up to two units of a sequence are masked only in part. All units but `token` need to know where
+    words begin: from block files, from a column `word_starts` (a plain Trainer keeps it with
+    remove_unused_columns=False), or from WordPiece tokens.
 
-    With a seed, masks and samples are a function of it, of each sequence's `stream_position`, which
-    [`SequenceStream`] gives, and of the length that it is padded to: `max_seq_length`, by default the longest one of
-    the batch. Without a seed they are drawn from torch's generator.
+    With a seed, masks and samples are a function of the seed, of the `stream_position` of each sequence, which
+    [`SequenceStream`] adds, and of the padded length: `max_seq_length`, by default the longest sequence of the batch.
+    Without a seed, they are drawn from torch's generator.
 
-    `document_attention`: where a sequence holds parts of several documents, tokens see only their own, and positions
-    begin again in each. [CLS] belongs to the first, a [SEP] to the one that it closes; token type 1 is only for a
-    document that segment B goes on with. Documents begin where block files, or a column `document_starts`, say it.
+    With `document_attention`, tokens attend only to tokens of their own document if a sequence holds parts of several,
+    and position ids restart in each document. [CLS] belongs to the first document, a [SEP] to the one that it closes.
+    Token type 1 is only for a document that continues from segment A into segment B. Block files, or a column
+    `document_starts`, tell where documents begin.
 
-    Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
-    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. With
+    A call returns `input_ids` and `token_type_ids` (B, L), `masked_positions` and `labels` (B, K), with padding also
+    `attention_mask` (B, L), all int64; and with a seed `sampling_uniforms` (B, K, 2) float32. With
     `document_attention`, batches with several documents in a sequence have `document_ids` and `position_ids` (B, L),
-    and for flash kernels `document_offsets` int32 (N + 1,): where the documents begin in the flattened batch, then its
-    size until the end. Raises ValueError for sequences that it cannot use.
+    and, for flash kernels, `document_offsets` int32 (N + 1,): the positions in the flattened batch where documents
+    begin, then the size of the batch up to the end. Raises ValueError for sequences that it cannot use.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class DataCollatorForRTD:
                 documents = {"document_ids": ids_BL, "position_ids": columns_L - firsts_BL}
                 documents["document_offsets"] = _offsets(starts_BL, batch.lengths)
 
-        # Uniforms of a sequence: L to choose positions, K to keep tokens, 2 K to sample.
+        # The uniforms of a sequence: L to choose positions, K to keep tokens, 2 K to sample.
         num_slots = min(num_masked(self.mask_probability, length), length)
         uniforms = self._uniforms(batch, length + 3 * num_slots, randomness.MASKING)
         choosing_BL = uniforms[:, :length]
@@ -135,7 +138,7 @@ class DataCollatorForRTD:
             positions_BK, groups_BK = choose_masked_groups(*words, choosing_BL, more_BM, counts_B, num_slots)
             is_new_BK = np.diff(groups_BK, prepend=-1) != 0
             firsts_BK = np.maximum.accumulate(np.where(is_new_BK, np.arange(num_slots), 0), axis=1)
-            keeping_BK = np.take_along_axis(keeping_BK, firsts_BK, axis=1)  # one number a group
+            keeping_BK = np.take_along_axis(keeping_BK, firsts_BK, axis=1)  # one number for each group
 
         used_BK = positions_BK >= 0
         positions_BK = np.maximum(positions_BK, 0)
@@ -173,7 +176,8 @@ class DataCollatorForRTD:
 
 
 def _offsets(starts_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
-    """`document_offsets` of sequences of these lengths; what pads one counts as a document. N seldom changes."""
+    """Returns the `document_offsets` of sequences of these lengths. The padding of a sequence counts as a document. N
+    seldom changes, see `DOCUMENTS_A_SEQUENCE`."""
     batch_size, length = starts_BL.shape
     columns_L = np.arange(length)
     begins_BL = starts_BL & (columns_L < lengths_B[:, None]) | (columns_L == lengths_B[:, None])
@@ -186,7 +190,7 @@ def _offsets(starts_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
 
 
 def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> SequenceBatch:
-    """Plain features as a batch. Padding that a tokenizer added is known by its `attention_mask`."""
+    """Gathers plain features into a batch. Padding that a tokenizer added is recognized by its `attention_mask`."""
     masks = [feature.get("attention_mask", [1] * len(feature["input_ids"])) for feature in features]
     lengths = np.array([int(np.sum(mask)) for mask in masks])
     length = int(lengths.max()) if max_seq_length is None else max_seq_length
@@ -198,7 +202,7 @@ def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> S
         raise ValueError("A sequence is padded on the left. Set the tokenizer's padding_side to 'right'.")
 
     def pad(name: str, dtype: type) -> np.ndarray | None:
-        """A column, (B, L); None if a feature lacks it."""
+        """Returns a column, padded to (B, L), or None if a feature lacks it."""
         if not all(name in feature for feature in features):
             return None
         rows: np.ndarray = np.zeros((len(features), length), dtype=dtype)

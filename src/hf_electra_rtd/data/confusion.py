@@ -1,15 +1,16 @@
-"""Makes pairs of wrong and right sentences from text. Files of the user say what words may be confused with.
+"""Makes pairs of wrong and right sentences from text. Confusion files list which words are mistaken for which.
 
     hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 \\
         --output_file pairs.tsv
 
-Each sentence gets one error. --shares has the share of each confusion file; for the rest, the wrong word is drawn from
-the right words of all rows. The place of the error is drawn among the words that are a right word in a row of that
-file (upper case does not matter). Words that a row `x x` protects stay as they are, and so do --clean_share of the
-sentences: a model that saw no right sentences would find errors everywhere. Sentences of fewer than 6 or more than 128
-characters are left out. The table has the columns `text` and `right`, as `finetune --task_kind correction` reads them.
-The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had the same sound, 30 % a similar one,
-20 % were alike in strokes, 10 % were random.
+Each sentence gets one error. --shares gives the share of the errors that comes from each confusion file. For the
+remaining share, the wrong word is drawn from the right words of all rows. The place of the error is drawn from the
+words of the sentence that are a right word in a row of that file (case does not matter). Words that a row `x x`
+protects stay as they are. So does a share of the sentences (--clean_share): a model that saw no right sentences would
+find errors everywhere. Sentences of fewer than 6 or more than 128 characters are left out. The table has the columns
+`text` and `right`, as `finetune --task_kind correction` reads them. The recipe is LEMON's (Wu et al. 2023, arXiv
+2305.17721): 40 % of its errors had the same sound as the right word, 30 % a similar sound, 20 % were alike in strokes,
+and 10 % were random.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hf_electra_rtd.data.text import parse_sources, read_text
 from hf_electra_rtd.data.units import MARKS, WORD, in_case_of, is_han, may_change
 
 
-_CLOSE = "。！？”’」』）"  # which belong to the sentence before  # noqa: RUF001
+_CLOSE = "。！？”’」』）"  # these belong to the sentence before them  # noqa: RUF001
 _BETWEEN = re.compile(rf"(?<=[{_CLOSE}])(?<=[。！？].|.[。！？])(?![{_CLOSE}])|(?<=[.!?।؟۔])\s+")  # noqa: RUF001
 _SHORTEST = 6  # characters of a sentence
 _LONGEST = 128
@@ -37,14 +38,15 @@ _LONGEST = 128
 
 @dataclass(frozen=True)
 class Confusions:
-    """`rights`: for a word, or a Chinese character, what it may be meant to be. `protected`: words that stay."""
+    """Confusion sets. `rights` maps a written word, or Chinese character, to those that may be meant by it.
+    `protected` are words that stay as they are."""
 
     rights: Mapping[str, tuple[str, ...]]
     protected: frozenset[str] = frozenset()
 
     @cached_property
     def wrongs(self) -> dict[str, list[str]]:
-        """The other way round: for a right word, what may stand in its place."""
+        """The inverse of `rights`: maps a right word to the wrong words that may stand in its place."""
         found: dict[str, list[str]] = {}
         for wrong, rights in self.rights.items():
             for right in rights:
@@ -52,8 +54,8 @@ class Confusions:
         return found
 
     def wrongs_of(self, word: str) -> list[str]:
-        """What may stand in a word's place; without a row of its own, that of the word in lower case, in its case. In
-        place of a Chinese character, characters alone."""
+        """Returns the wrong words that may stand in a word's place. A word without a row takes the row of its lower
+        case, with the results in the case of the word. A Chinese character is replaced by Chinese ones only."""
         found = self.wrongs.get(word)
         found = [in_case_of(word, wrong) for wrong in self.wrongs.get(word.lower(), ())] if found is None else found
         return [wrong for wrong in found if is_han(wrong) == is_han(word)]
@@ -68,15 +70,17 @@ class Confusions:
         return re.compile(f"(?=({found}))", re.IGNORECASE)  # a lookahead, because words may overlap
 
     def protected_in(self, text: str) -> list[range]:
-        """The characters of a text that stay: of protected words, in upper or lower case."""
+        """Returns the ranges of characters that protected words occupy in a text. Case does not matter."""
         return [range(*match.span(1)) for match in self._pattern.finditer(text)]
 
 
 def read_confusions(path: str) -> Confusions:
-    """Reads rows `wrong right right ...`, with tabs or spaces between, in UTF-8. Behind a single Chinese character, a
-    column of several stands for each of them. `x x` protects x, of any length. Lines that begin with # are comments.
-    Raises ValueError, with the line, for a row of one column, and for others than single Chinese characters beside a
-    Chinese one; and for a file without a row."""
+    """Reads rows `wrong right right ...`, in UTF-8, with tabs or spaces between columns. A column of several Chinese
+    characters stands for each of them. A row `x x` protects x, which may have any length. Lines that begin with # are
+    comments.
+
+    Raises ValueError, with the line, for a row of one column, and for a row with a Chinese wrong word in which the
+    words are not single Chinese characters. A file without a row is a ValueError, too."""
     rights: dict[str, tuple[str, ...]] = {}
     protected = set()
     for number, line in enumerate(read_lines(path), 1):
@@ -98,7 +102,8 @@ def read_confusions(path: str) -> Confusions:
 
 
 class Misspeller:
-    """Puts one error into a sentence; see this module. Raises ValueError for shares that do not fit the sets."""
+    """Puts one error into a sentence, as the module docstring describes. Raises ValueError for shares that do not fit
+    the sets."""
 
     def __init__(self, sets: Sequence[Confusions], shares: Sequence[float], seed: int = 0) -> None:
         if len(shares) != len(sets) or min(shares) < 0 or sum(shares) > 1 + 1e-9:
@@ -106,11 +111,11 @@ class Misspeller:
         self.sets = sets
         self.shares = [*shares, max(1 - sum(shares), 0)]
         self.draw = random.Random(seed)
-        known = dict.fromkeys(word for one in sets for word in one.wrongs)  # the right words: they are words
+        known = dict.fromkeys(word for one in sets for word in one.wrongs)  # the right words, which surely are words
         self._strangers = {is_chinese: [word for word in known if is_han(word) == is_chinese] for is_chinese in (0, 1)}
 
     def __call__(self, sentence: str) -> str:
-        """The sentence with an error in it; as it is where no kind of error has a place."""
+        """Returns the sentence with an error in it, or unchanged if no kind of error has a place in it."""
         kept = [span for one in self.sets for span in one.protected_in(sentence)]
         words = [word for word in WORD.finditer(sentence)
                  if may_change(sentence, word[0])

@@ -1,9 +1,9 @@
-"""Preparation in many tasks, on one machine or many: steps for pipelines of datatrove, and executors to run them.
+"""Prepares text in many tasks, on one machine or many: steps for datatrove pipelines, and executors to run them.
 
-The input is divided into parts, in a way that no number of tasks changes. Each part is packed by itself, with a seed
-that follows from its name, into shards of its own; a hash of its text decides whether a document is held out. So any
-number of tasks gives the same shards. A task that is done leaves a list of its shards, its receipt; `index_shards`
-takes what the receipts of all tasks list, and nothing else.
+The input is divided into parts that do not depend on the number of tasks. Each part is packed by itself, with a seed
+derived from its name, into shards of its own; the hash of a document's text decides whether the document is held out.
+So any number of tasks gives the same shards. A finished task leaves a receipt, the list of its shards; `index_shards`
+uses exactly the shards that the receipts of all tasks list.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from hf_electra_rtd.data.words import LineEncoder, get_segmenter
 
 logger = logging.getLogger(__name__)
 
-TASKS_DIRECTORY = "tasks"  # of the output: datatrove's logs and marks, and the receipts
+TASKS_DIRECTORY = "tasks"  # in the output directory: datatrove's logs and completion marks, and the receipts
 PARTS = ("train", "held_out")  # directories of shards, in the order of `TRAIN` and `HELD_OUT`
 _RECEIPTS = "receipts"
-_PART = "hf_electra_rtd_part"  # in the metadata of documents
-_LARGEST_GROUP = 16 * 2**20  # bytes within which the files of a part begin
-_ATTEMPTS = 3  # of a task that is killed
+_PART = "hf_electra_rtd_part"  # key of the part's name in the metadata of documents
+_LARGEST_GROUP = 16 * 2**20  # files that begin within the same stretch of so many bytes are one part
+_ATTEMPTS = 3  # how often a task that is killed is started
 
 
 class ReadTexts(PipelineStep):
-    """Reads files as `prepare` does, with its checks. Neighbouring files that begin within the same 16 MiB of the text
-    are one part. Raises ValueError for a file that is named twice."""
+    """Reads files as `prepare` does, with the same checks. Neighboring files that begin within the same 16 MiB of the
+    text are one part. Raises ValueError for a file that is named twice."""
 
     name = "Texts"
     type = "📖 - READER"
@@ -100,10 +100,10 @@ class ReadTexts(PipelineStep):
 class PackShards(PipelineStep):
     """Tokenizes, packs and writes the documents of a pipeline to `output_dir/train` and `output_dir/held_out`.
 
-    `data_folder` is the reader's: files are known by their path below it. Every task needs the `output_dir` under the
-    same path. Other arguments are those of `prepare_blocks`; `num_proc` threads tokenize in each task; `settings` are
-    what else must not change while tasks are missing. Raises ValueError for settings that do not fit together, or with
-    which no task of `output_dir` was finished.
+    `data_folder` is that of the reader: files are identified by their path below it. Every task must see `output_dir`
+    under the same path. `num_proc` threads tokenize in each task. `settings` are further settings that must stay the
+    same until all tasks are finished. Other arguments are those of `prepare_blocks`. Raises ValueError for settings
+    that do not fit together, or that differ from those of a finished task of `output_dir`.
     """
 
     name = "Pack into shards"
@@ -142,7 +142,7 @@ class PackShards(PipelineStep):
             "held_out_share": held_out_share,
             "seed": seed,
             "drop_duplicates": "no",
-            "split": "text",  # `prepare_blocks` holds other documents out
+            "split": "text",  # unlike in `prepare_blocks`, a document's text decides whether it is held out
         }
         self.described = {
             "tokenizer_hash": tokenizer_hash(tokenizer),
@@ -189,7 +189,7 @@ class PackShards(PipelineStep):
         yield from ()
 
     def _part(self, document: Document) -> str:
-        """The name of a document's part."""
+        """Returns the name of a document's part."""
         if _PART in document.metadata:
             return str(document.metadata[_PART])
         file = str(document.metadata.get("file_path", ""))
@@ -199,7 +199,8 @@ class PackShards(PipelineStep):
         return file.removeprefix(root)
 
     def _lines(self, documents: Iterable[Document], sources: dict[str, dict[str, Any]]) -> Iterator[tuple[int, str]]:
-        """What `pack` takes. `sources` becomes what `scan` says of each file, its hash not yet in hexadecimal."""
+        """Yields the lines that `pack` takes. Fills `sources` with the facts of each file that `scan` would return,
+        except that the hash is still a hash object."""
         threshold = round(self.recipe["held_out_share"] * 2**64)
         key = str(self.recipe["seed"]).encode()
         for document in documents:
@@ -227,7 +228,7 @@ class PackShards(PipelineStep):
 
 
 def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
-    """Raises ValueError if a task of `output_dir` was finished with other settings, but for those not named here."""
+    """Raises ValueError if a task of `output_dir` was finished with other values of these settings."""
     for path in sorted((output_dir / TASKS_DIRECTORY / _RECEIPTS).glob("*.json")):
         before = read_json(path)["settings"]
         changed = [name for name in settings if name in before and before[name] != settings[name]]
@@ -239,11 +240,12 @@ def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
 
 
 def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
-    """Writes the indexes of `output_dir/train` and `output_dir/held_out`, by which training reads them.
+    """Writes the indexes of `output_dir/train` and `output_dir/held_out`, with which training reads the shards.
 
     Raises ValueError if a task is not finished, with its number and the last line of its log; if a shard is missing,
-    cut off or another one, whose task then counts as not finished; if tasks had different settings or packed the same
-    file; and if there is too little text for one sequence.
+    cut off or replaced, in which case its task counts as unfinished from then on; if tasks had different settings or
+    packed the same file; if most of the text is unknown to the vocabulary; and if there is too little text for one
+    sequence.
     """
     output_dir = Path(output_dir).absolute()
     missing = [rank for rank in range(tasks) if not _receipt(output_dir, rank).exists()]
@@ -273,7 +275,7 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
 
 
 def _check_shards(output_dir: Path, receipts: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError for shards that are not as their receipts say. Their tasks run again."""
+    """Raises ValueError for shards that differ from their receipts. Their tasks count as unfinished from then on."""
     broken = dict[int, ValueError]()
     for rank, receipt in enumerate(receipts):
         try:
@@ -292,7 +294,7 @@ def _check_shards(output_dir: Path, receipts: Sequence[Mapping[str, Any]]) -> No
 
 
 def _forget(output_dir: Path, ranks: Iterable[int]) -> None:
-    """Lets tasks run again."""
+    """Removes the receipts and completion marks of tasks, so that they run again."""
     for rank in ranks:
         _receipt(output_dir, rank).unlink(missing_ok=True)
         (output_dir / TASKS_DIRECTORY / "completions" / f"{rank:05d}").unlink(missing_ok=True)  # datatrove's
@@ -317,7 +319,7 @@ def _receipt(output_dir: Path, rank: int) -> Path:
 
 
 class LocalExecutor(LocalPipelineExecutor):
-    """Runs each task in a process of its own. (datatrove's would wait for ever for one that is killed.)"""
+    """Runs each task in a process of its own. (datatrove's executor would wait forever for a task that is killed.)"""
 
     def run(self) -> None:
         context = get_context("forkserver")
@@ -345,7 +347,7 @@ class LocalExecutor(LocalPipelineExecutor):
 
 
 def _run_alone(content: bytes, rank: int) -> None:
-    """Runs a task in a process that ends with the one that started it, however that ends."""
+    """Runs a task in this process, which ends when its parent process ends, for whatever reason."""
 
     def end_with(parent: Any) -> None:
         parent.join()
@@ -353,9 +355,9 @@ def _run_alone(content: bytes, rank: int) -> None:
 
     Thread(target=end_with, args=[parent_process()], daemon=True).start()
     try:
-        dill.loads(content)._run_for_rank(rank, 1)  # another local rank than 0 logs only errors to the console
+        dill.loads(content)._run_for_rank(rank, 1)  # local ranks other than 0 log only errors to the console
     except Exception:
-        raise SystemExit(1) from None  # it is in the log
+        raise SystemExit(1) from None  # the error is in the log
 
 
 def _run_here(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
@@ -371,7 +373,7 @@ def _run_here(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -
 
 
 def _submit(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
-    """Submits the tasks to Slurm, and a job that writes the indexes when they have ended."""
+    """Submits the tasks to Slurm, and a job that writes the indexes after the tasks ended."""
     log = directory / TASKS_DIRECTORY
     options = dict(arguments.sbatch)
     sizes = {
@@ -384,11 +386,11 @@ def _submit(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> 
         "partition": options.pop("partition"),
         "time": options.pop("time"),
         "qos": "",
-        "sbatch_args": options,  # what the executor does not know, it hands to sbatch
+        "sbatch_args": options,  # the executor hands options that it does not know to sbatch
         "env_command": f"export PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH",
     }
     job = SlurmPipelineExecutor(pipeline, job_name="prepare", logging_dir=str(log), **sizes, **shared)
-    # It runs where a task failed, too, and names it.
+    # The index job also runs if a task failed, and names that task.
     after = {"depends": job, "run_on_dependency_fail": True, "skip_completed": False, "job_name": "index"}
     index = partial(_index, directory, arguments.tasks)
     SlurmPipelineExecutor([index], 1, logging_dir=str(log / "index"), **after, **shared).run()
@@ -400,12 +402,12 @@ def _index(directory: Path, tasks: int, *_: Any) -> None:
 
 
 def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
-    """Raises ValueError for an executor that is not here, and for what none can do."""
+    """Raises ValueError if the executor is not available here, and for requests that no executor supports."""
     if arguments.executor == "slurm":
-        # What datatrove writes into scripts as it is.
+        # datatrove writes the path into scripts without quoting it.
         directory = os.path.abspath(arguments.output_dir)
         if shlex.quote(directory) != directory:
-            raise ValueError(f"--output_dir stands in scripts. Choose a path without special characters: {directory}.")
+            raise ValueError(f"--output_dir goes into scripts. Choose a path without special characters: {directory}.")
         if shutil.which("sbatch") is None:
             raise ValueError("--executor slurm needs sbatch, which is not here. Start it where jobs are submitted.")
     refused = {
@@ -420,10 +422,12 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
 
 
 def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
-    """`hf-electra-rtd prepare` with an executor. `arguments` are `PreparationArguments`, `data` `DataArguments`.
-    Returns the directories of shards that are, or will be, there, and how to say so.
+    """Runs `hf-electra-rtd prepare` with an executor. `arguments` are `PreparationArguments`, `data` `DataArguments`.
+    Returns the directories of shards, and the beginning of the message that tells to train on them. On Slurm, the
+    directories are complete only when the jobs have ended.
 
-    Raises ValueError, before any work, for what an executor cannot do; and for tasks that failed (see `index_shards`).
+    Raises ValueError, before any work, for requests that an executor does not support; and for tasks that failed (see
+    `index_shards`).
     """
     sources = data.sources()
     _check(arguments, data, sources)
@@ -436,7 +440,7 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
         "strip_accents": data.strip_accents,
         "train_files": reader.corpus,
     }
-    check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a tokenizer is trained and replaced
+    check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a new tokenizer replaces the old one
     tokenizer = get_tokenizer(data, arguments, directory)
     cpus = data.num_proc or 1
     packing = PackShards(

@@ -1,8 +1,8 @@
-"""From tokenized lines to sequences of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+"""Packs tokenized lines into sequences of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
 A packer takes lines in order (`add_lines`, then `finish`) and returns the sequences that became complete. How lines
-are split into calls does not matter. A token is an id, with the bit `WORD_START` where a word begins, and in sequences
-`DOCUMENT_START` where a document does.
+are divided into calls does not matter. A token is an id with extra bits: `WORD_START` where a word begins and, in
+sequences, `DOCUMENT_START` where a document begins.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hf_electra_rtd.ops import randomness
 
 CLOSING_MARKS = ('"', "'", "”", "’", "»", ")", "]", "」", "』", "）")
 
-# google-research/electra build_pretraining_dataset.py, `_create_example`.
+# Constants of google-research/electra build_pretraining_dataset.py, `_create_example`.
 ONE_SEGMENT_SHARE = 0.1
 SHORT_SHARE = 0.05
 SHORTEST = 5
 
 # Bits of a token beside its id.
 WORD_START = 2**32  # a word begins
-DOCUMENT_START = 2**33  # the part of a document that is in this sequence begins: at [CLS], and behind another's [SEP]
+DOCUMENT_START = 2**33  # a document's part in this sequence begins: at [CLS], and after the [SEP] of another document
 _ID = WORD_START - 1
-# Bits of a pending item: the token, and what `FullPacker` knows of it
+# Bits of a pending item of `FullPacker`: the token, and two flags.
 _TOKEN = 2**34 - 1
-_END = 2**34
-_MARK = 2**35
+_END = 2**34  # a sentence, line or document ends here
+_MARK = 2**35  # the [SEP] where a document ends
 
 
 class PackedSequence(NamedTuple):
@@ -48,20 +48,20 @@ class PackedSequence(NamedTuple):
 
 
 class PackingTokens(NamedTuple):
-    """What packing knows: ids of a vocabulary."""
+    """The token ids of a vocabulary that packing needs."""
 
     cls: int
     sep: int
     sentence_ends: Sequence[int]
-    closing_marks: Sequence[int]  # which may follow an end
+    closing_marks: Sequence[int]  # quotes and brackets that may follow the end of a sentence
 
 
 class FullPacker:
-    """Sequences of exactly L tokens that hold every token of the corpus once; only the last, short remainder is left.
+    """Packs every token of the corpus once into sequences of exactly L tokens; only the last, short rest is dropped.
 
-    Most sequences have two segments, split at the end of a sentence or line that is nearest to the middle (in the
-    middle itself if there is none in the second or third quarter); 10 %, drawn by `seed`, have one. A [SEP] stands
-    between documents. Where the segments are split between two documents, one [SEP] does for both.
+    Most sequences have two segments, split at the end of the sentence or line that is nearest to the middle (in the
+    middle itself if no end is in the second or third quarter); 10 %, drawn by `seed`, have one segment. A [SEP]
+    separates documents. If the segments are split between two documents, one [SEP] serves both purposes.
     """
 
     minimum_length: ClassVar[int] = 8
@@ -72,8 +72,7 @@ class FullPacker:
         self.seed = seed
         self._num_sequences = 0
         self._in_document = False
-        # Tokens of whole lines, and [SEP] (a mark) where a document ended; ends have a sentence, line or document
-        # behind them.
+        # The tokens of whole lines, and a [SEP] where a document ended, with the flags `_END` and `_MARK`.
         self._pending: list[np.ndarray] = []
         self._num_pending = 0
 
@@ -90,7 +89,7 @@ class FullPacker:
         ends[line_stops] = True
         items = tokens + ends * np.int64(_END)
 
-        # A document without a token leaves no mark.
+        # A document without a token gets no mark.
         places = np.unique(stops[document_ends])
         if not self._in_document:
             places = places[places > 0]
@@ -98,7 +97,7 @@ class FullPacker:
             self._in_document = not len(places) or bool(places[-1] < len(items))
         self._pending.append(np.insert(items, places, self.tokens.sep + _END + _MARK))
         self._num_pending += len(self._pending[-1])
-        # Concatenate seldom, so that many short lines cost no more than one long one.
+        # Concatenating seldom keeps many short lines as cheap as one long line.
         return self._make_sequences(final=False) if self._num_pending >= 4 * self.max_seq_length else []
 
     def finish(self) -> list[PackedSequence]:
@@ -115,15 +114,15 @@ class FullPacker:
         tokens[1:][items[:-1] >= _MARK] |= DOCUMENT_START
         cls = np.array([self.tokens.cls])
         sep = np.array([self.tokens.sep])
-        # The place after each end that no document's [SEP] follows, as Python numbers: they are looked up singly.
+        # The place after each end that no document's [SEP] follows. Python numbers, because they are looked up singly.
         splits = (np.flatnonzero((items[:-1] & _END > 0) & (items[1:] < _MARK)) + 1).tolist()
         most = len(items) // (length - 3) + 1
         bits = randomness.counter_bits(self.seed, randomness.PACKING, self._num_sequences, most, 1)[:, 0]
         sequences = []
         for one_segment in (bits / 2**64 < ONE_SEGMENT_SHARE).tolist():
             while start < len(items) and is_mark[start]:
-                start += 1  # the sequence before ended with its own [SEP]
-            # A sequence takes up to L - 2 items and looks one further; only the end of the corpus has fewer.
+                start += 1  # the sequence before this one already ended with a [SEP]
+            # A sequence takes up to L - 2 items and looks one further; only at the end of the corpus are there fewer.
             if len(items) - start < (length - 3 if final else length + 1):
                 break
             second_segment = length
@@ -131,12 +130,12 @@ class FullPacker:
             if not one_segment:
                 split = self._split(start, splits, is_mark)
                 second_segment = split - start + 1
-                if not is_mark[split - 1]:  # else the document's [SEP] is also the first segment's
+                if not is_mark[split - 1]:  # otherwise the document's [SEP] also ends the first segment
                     second_segment += 1
                     stop -= 1
             if len(items) < stop:
                 break
-            tokens[start] &= ~DOCUMENT_START  # [CLS] has it
+            tokens[start] &= ~DOCUMENT_START  # [CLS] has the bit instead
             whole = stop - start == length - 2
             parts = (tokens[start:stop],) if whole else (tokens[start:split], sep, tokens[split:stop])
             sequences.append(PackedSequence(np.concatenate((cls, *parts, sep)), second_segment))
@@ -147,22 +146,23 @@ class FullPacker:
         return sequences
 
     def _split(self, start: int, splits: list[int], is_mark: bytes) -> int:
-        """Where the first segment of the sequence at `start` ends."""
+        """Returns the place where the first segment of the sequence at `start` ends."""
         num_items = self.max_seq_length - 3
         middle = start + num_items // 2
         low = start + max(1, num_items // 4)
         high = start + num_items - num_items // 4
-        after = bisect_left(splits, middle)  # of two that are as near, the first is taken
+        after = bisect_left(splits, middle)  # `min` takes the first of two that are equally near
         found = [split for split in splits[max(0, after - 1) : after + 1] if low <= split < high]
         return min(found, key=lambda split: abs(split - middle)) if found else middle + is_mark[middle]
 
 
 class OriginalPacker:
-    """Sequences as google-research/electra's builder makes them (build_pretraining_dataset.py, `ExampleBuilder`).
+    """Builds sequences as google-research/electra does (build_pretraining_dataset.py, `ExampleBuilder`).
 
     Lines are gathered until they reach the target length or the document ends. Then they are divided into two
-    segments, and what does not fit is cut off and lost. 10 % of the sequences have one segment, 5 % a random, shorter
-    target length. As in the original, a short line still joins the first segment after longer ones went to the second.
+    segments, and tokens that do not fit are lost. 10 % of the sequences have one segment, and 5 % have a random,
+    shorter target length. As in the original, a short line still joins the first segment after longer lines went to
+    the second.
     """
 
     minimum_length: ClassVar[int] = SHORTEST
@@ -223,7 +223,7 @@ PACKERS: dict[str, type[Packer]] = {"full": FullPacker, "original": OriginalPack
 
 
 def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, seed: int) -> Packer:
-    """A new packer. Raises ValueError for an unknown name, or a sequence length that is too short for it."""
+    """Returns a new packer. Raises ValueError for an unknown name, and for a sequence length that is too short."""
     if name not in PACKERS:
         raise ValueError(f"There is no packing {name!r}. Known: {', '.join(PACKERS)}.")
     if max_seq_length < PACKERS[name].minimum_length:

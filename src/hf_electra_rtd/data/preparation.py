@@ -1,7 +1,7 @@
-"""Text to block files: the training sequences and, split off by document, the held-out sequences.
+"""Turns text into block files: one of training sequences, and one of held-out sequences, split by document.
 
-All text is read and validated before any is tokenized. A document's place in the corpus decides whether it is held out
-and in which passes it is read.
+All text is read and validated before any of it is tokenized. The position of a document in the corpus decides whether
+it is held out, and in which passes it is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 18  # characters that are tokenized at once
 _DRAWN = 1 << 18  # documents whose random numbers are drawn at once
 _SORTED = 1 << 23  # hashes of lines that are sorted at once
-TRAIN = 0  # numbers of the parts
+TRAIN = 0  # the parts of the corpus, by number
 HELD_OUT = 1
 
 
@@ -64,23 +64,25 @@ def prepare_blocks(
 ) -> tuple[Blocks, Blocks | None]:
     """Tokenizes and packs text into `directory/<name>.blocks`, and a share of its documents into `held_out.blocks`.
 
-    `sources` is one of these, or a list of them: a path (a file, directory or glob, with options behind it), a
+    `sources` is one of these, or a list of them: a path (a file, directory or glob, with options after it), a
     `datasets.Dataset`, texts in memory as a dict, `{"text": texts}`, or a [`Source`]. `text_column` is the column or
     key of the text; each row is a document.
 
     A source of weight 2 is read twice: its second pass follows the first passes of all sources, so that no sequence
-    holds a document twice (unless a whole pass is shorter than a sequence). Of a fraction, that share of the documents
-    is read, drawn by seed and document. Held-out documents are chosen first, and read once.
+    holds a document twice (unless a whole pass is shorter than a sequence). For the fractional part of a weight, the
+    last pass reads that share of the documents, drawn by seed and document. Held-out documents are chosen first, and
+    are read once.
 
-    The same text and settings find what was prepared before; with the hash `sha256` and sources of the same names and
-    weights, without reading them. `num_proc`, the threads that tokenize (by default one a core), changes no result.
-    `word_segmenter` says where words begin: the tokenizer (None), `jieba`, or a function from a line to its words,
-    whose text is always prepared anew: it has no version. With `shard_size` (bytes), there are directories `<name>`
-    and `held_out` of files of at most this size, with an index (see `shards`).
+    Files that were prepared before from the same text with the same settings are reused. If the training file has the
+    hash `sha256`, and the sources have the same names and weights, the text is not even read. `num_proc`, the number
+    of threads that tokenize (by default one per core), does not change the result. `word_segmenter` finds where words
+    begin: the tokenizer (None), `jieba`, or a function from a line to its words. A function has no version, so its
+    text is always prepared anew. With `shard_size` (bytes), the output is directories `<name>` and `held_out` of files
+    of at most this size, with an index (see `shards`).
 
-    Raises ValueError for text that cannot be read or is unknown to the vocabulary (see `check_known`), too few
-    documents to split or too little text for one sequence, TypeError for what is no text, OSError if the files cannot
-    be written.
+    Raises ValueError for text that cannot be read or is unknown to the vocabulary (see `check_known`), for too few
+    documents to split, and for too little text for one sequence; TypeError for a source that is not text; OSError if
+    the files cannot be written.
     """
     recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
     recipe |= {} if shard_size is None else {"shard_size": shard_size}
@@ -112,7 +114,7 @@ def prepare_blocks(
         reader = _Reader(texts, scans, held_out_share, seed)
         if drop_duplicates == "exact":
             reader.drop_copies(Path(directory))
-        # Files get their names when this block ends, the training sequences last.
+        # The files get their final names when this block ends, the training sequences last.
         with ExitStack() as stack:
             writing: Any = writing_blocks
             if shard_size is not None:
@@ -130,12 +132,12 @@ def prepare_blocks(
 
 
 def part_path(directory: str | os.PathLike[str], part: str, shard_size: int | None) -> Path:
-    """Where a part (`train`, `held_out`) is prepared: a file, or a directory of shards."""
+    """Returns the path of a prepared part (`train`, `held_out`): a file, or a directory of shards."""
     return Path(directory) / (f"{part}{BLOCK_SUFFIX}" if shard_size is None else part)
 
 
 def too_few(name: str, num_tokens: int, max_seq_length: int) -> ValueError:
-    """The error for a text that fills no sequence."""
+    """Returns the error for a text that is too short for one sequence."""
     return ValueError(
         f"{name}: {num_tokens} tokens are too few for one sequence of {max_seq_length}. Give more text, a shorter "
         "max_seq_length, or another held_out_share."
@@ -143,7 +145,7 @@ def too_few(name: str, num_tokens: int, max_seq_length: int) -> ValueError:
 
 
 def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blocks | None] | None:
-    """The block files that one preparation made as described, unless one of them is missing or altered."""
+    """Returns the block files that one preparation made with these settings, or None if one is missing or altered."""
     try:
         files = [open_blocks(path, verify=True) for path in paths if path.exists()]
     except ValueError as error:
@@ -156,8 +158,9 @@ def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blo
 
 
 def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
-    """A document is held out if its number (`_draw`, `SPLITTING`) is below this: max(1, round(share * num_documents)).
-    Raises ValueError if nothing would be left to train on."""
+    """Returns the threshold of the split: a document is held out if its random number (`_draw` with `SPLITTING`) is
+    below it. It selects max(1, round(share * num_documents)) documents, or none if `share` is 0. Raises ValueError if
+    nothing would be left to train on."""
     if not share:
         return 0
     count = max(1, round(share * num_documents))
@@ -170,25 +173,25 @@ def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
 
 
 def _draw(seed: int, purpose: int, first: int, end: int) -> Iterator[np.ndarray]:
-    """A random number of each document from `first` to `end`, some at a time: uint64 (N,)."""
+    """Yields a random number for each document from `first` to before `end`, in arrays uint64 (N,)."""
     for start in range(first, end, _DRAWN):
         yield randomness.counter_bits(seed, purpose, start, min(_DRAWN, end - start), 1)[:, 0]
 
 
 class _Reader:
-    """Reads a corpus, pass by pass, without the documents and lines that are not wanted."""
+    """Reads a corpus pass by pass, without the documents that a pass leaves out and the duplicate lines to drop."""
 
     def __init__(self, texts: Sequence[Text], scans: Sequence[dict[str, Any]], share: float, seed: int) -> None:
         self.texts = texts
         self.scans = scans
         self.seed = seed
         self.threshold = held_out_threshold(sum(facts["num_documents"] for facts in scans), share, seed)
-        self.copies: np.ndarray | None = None  # a bit a line, eight a uint8
-        self.num_copies = [0, 0]  # in each part
+        self.copies: np.ndarray | None = None  # one bit per line, eight in a uint8: whether it is a duplicate
+        self.num_copies = [0, 0]  # number of duplicate lines in each part
 
     def drop_copies(self, directory: Path) -> None:
-        """From now on `lines` leaves out those that the first pass reads more than once, but for the first time. Their
-        hashes, with their numbers, go to a file in `directory`, which is sorted part by part."""
+        """Finds duplicate lines: from now on, `lines` leaves out every repetition of a line that the first pass reads.
+        The hashes and numbers of all lines go to a temporary file in `directory`, which is sorted part by part."""
         num_lines = sum(facts["num_lines"] for facts in self.scans)
         self.copies = np.zeros(-(-num_lines // 8), dtype=np.uint8)
         with naming(directory), tempfile.TemporaryFile(dir=directory) as file:
@@ -199,7 +202,7 @@ class _Reader:
             num_parts = 1 + file.tell() // (16 * _SORTED)
             for part in range(num_parts):
                 file.seek(0)
-                found = [np.empty((0, 2), dtype="<u8")]  # there may be no line
+                found = [np.empty((0, 2), dtype="<u8")]  # the file may have no line
                 while content := file.read(16 * (_SORTED >> 2)):
                     pairs = np.frombuffer(content, dtype="<u8").reshape(-1, 2)
                     found.append(pairs[pairs[:, 0] % num_parts == part])
@@ -209,7 +212,7 @@ class _Reader:
                 np.bitwise_or.at(self.copies, copies >> 3, (1 << (copies & 7)).astype(np.uint8))
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Lines, each with its part; an empty one where a document ends."""
+        """Yields lines, each with its part; an empty line where a document ends."""
         for number in range(math.ceil(max(text.source.weight for text in self.texts))):
             for part, index, line in self._read(number, "Tokenizing and packing"):
                 if line and self.copies is not None and self.copies[index >> 3] >> (index & 7) & 1:
@@ -218,7 +221,8 @@ class _Reader:
                     yield part, line
 
     def _read(self, number: int, what: str) -> Iterator[tuple[int, int, str]]:
-        """The lines that a pass reads, as (part, index among all lines, line); empty where a document ends."""
+        """Yields the lines that a pass reads, as (part, index among all lines, line); an empty line where a document
+        ends."""
         document = index = 0
         for text, facts in zip(self.texts, self.scans, strict=True):
             ends = document + facts["num_documents"], index + facts["num_lines"]
@@ -226,14 +230,14 @@ class _Reader:
                 parts = self._parts(document, ends[0], number, text.source.weight)
                 part = next(parts)
                 for line in text.read(what):
-                    if part >= 0 and index + bool(line) <= ends[1]:  # else the file grew, and will be refused
+                    if part >= 0 and index + bool(line) <= ends[1]:  # more lines: the file grew, and `read` refuses it
                         yield part, index, line
                     index += bool(line)
                     part = part if line else next(parts, -1)
             document, index = ends
 
     def _parts(self, first: int, end: int, number: int, weight: float) -> Iterator[int]:
-        """The parts of documents; -1 where this pass leaves one out."""
+        """Yields the part of each document, or -1 if this pass leaves the document out."""
         drawn = (_draw(self.seed, purpose, first, end) for purpose in (randomness.SPLITTING, randomness.WEIGHTING))
         for splitting, weighting in zip(*drawn, strict=True):
             train = np.where(weighting < round(min(1.0, weight - number) * 2**64), TRAIN, -1)
@@ -246,7 +250,7 @@ class _Chunk:
 
     part: int
     lines: list[str] = field(default_factory=list)
-    document_ends: bytearray = field(default_factory=bytearray)  # of each line, whether its document ends behind it
+    document_ends: bytearray = field(default_factory=bytearray)  # for each line, whether its document ends after it
     size: int = 0
 
 
@@ -254,14 +258,14 @@ def _chunks(lines: Iterable[tuple[int, str]]) -> Iterator[_Chunk]:
     chunks = [_Chunk(TRAIN), _Chunk(HELD_OUT)]
     for part, line in lines:
         if line:
-            # Only now: the end of a document belongs to the chunk of its last line.
+            # A full chunk is yielded only now, because the end of a document belongs to the chunk of its last line.
             if chunks[part].size >= _CHUNK:
                 yield chunks[part]
                 chunks[part] = _Chunk(part)
             chunks[part].lines.append(line)
             chunks[part].document_ends.append(0)
             chunks[part].size += len(line) + 1
-        elif chunks[part].lines:  # else nothing of the document is left
+        elif chunks[part].lines:  # otherwise all lines of the document were dropped
             chunks[part].document_ends[-1] = 1
     yield from (chunk for chunk in chunks if chunk.lines)
 
@@ -274,8 +278,8 @@ def pack(
     writers: Sequence[Any],
     num_threads: int,
 ) -> list[dict[str, int]]:
-    """Tokenizes lines (each with its part; an empty one ends a document), packs them with the packer of the part and
-    writes the sequences with its writer, which is left to be finished. Returns the counts of each part."""
+    """Tokenizes lines (each with its part; an empty line ends a document), packs them with the packer of their part,
+    and writes the sequences with its writer. The caller must `finish` the writers. Returns the counts of each part."""
     counts = np.zeros((len(packers), 3), dtype=np.int64)
     for part, tokens, lengths, document_ends in _encode(encoder, _chunks(lines), num_threads):
         counts[part] += document_ends.sum(), len(tokens), (tokens % WORD_START == unknown_id).sum()
@@ -294,9 +298,9 @@ def pack(
 def _encode(
     encoder: LineEncoder, chunks: Iterable[_Chunk], num_threads: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """The part of each chunk, in order, and what `add_lines` takes. The tokenizer works in threads while the caller
-    reads and packs."""
-    # Its own pool of threads has one size for the life of the process, and does not survive a fork.
+    """Yields for each chunk, in order, its part and the arguments of `Packer.add_lines`. The tokenizer works in
+    threads while the caller reads and packs."""
+    # The tokenizer's own pool of threads has one size for the life of the process, and does not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def encode(chunk: _Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:

@@ -4,8 +4,9 @@
         --tokenizer vocab.txt --max_seq_length 512 --num_proc 8 --drop_duplicates exact \\
         --output_dir corpora/mine
 
-leaves `train.blocks`, `held_out.blocks` and `tokenizer/` in the output directory, and ends with statistics and the
-command that trains on them. The same command again finds the blocks done. Flags can stand in a YAML file (`--config`).
+writes `train.blocks`, `held_out.blocks` and `tokenizer/` to the output directory, and prints statistics and the
+command that trains on them. Running the same command again reuses the blocks. Flags can also be given in a YAML file
+(`--config`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hf_electra_rtd.data.tokenization import TOKENIZER_FILE, TOKENIZER_FILES, ke
 
 
 def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
-    """The command `prepare`. `default_text` is used where no flag names text."""
+    """Runs the command `prepare`. `default_text` is used if no flag names text."""
     arguments, data = parse_arguments((PreparationArguments, DataArguments), argv, __doc__)
     data.set_default_text(default_text)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -40,13 +41,13 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
         places, done = distributed.prepare(arguments, data)
     else:
         kept = directory / TOKENIZER_DIRECTORY
-        # Mistakes come before the work.
+        # Mistakes are reported before the work.
         check_output(kept, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)
         data.parse(data.held_out_files or ())
         tokenizer = get_tokenizer(data, arguments, directory, keeps=False)
         files = get_sequences(data, arguments, directory, tokenizer)
         done = "Train"
-        keep_tokenizer(tokenizer, kept)  # after the blocks: without new ones for training, earlier ones keep theirs
+        keep_tokenizer(tokenizer, kept)  # only now: if preparation fails, earlier blocks keep their tokenizer
         places = [file.path for file in files if file is not None]
     flags = ["--train_files", places[0], "--max_seq_length", str(arguments.max_seq_length)]
     flags += ["--held_out_files", places[1]] if places[1:] else ["--held_out_share", "0"]

@@ -1,9 +1,8 @@
-"""The rows of files, each after its place: one reader of text, tables, JSON and Parquet, also compressed.
+"""Reads the rows of files, each with its place: text, tables, JSON and Parquet, also compressed.
 
-Files are read here and not by `datasets`. Its readers take a cut-off .zst file for a whole one, and name neither file
-nor line in errors. That of JSON turns strings that look like dates into dates. That of tables, pandas, guesses types
-from parts of a column, fills short lines, and ends lines at a lone \\r, which stands inside some sentences of the
-benchmarks.
+Files are read here and not by `datasets`, whose readers accept a truncated .zst file, and name neither file nor line
+in errors. Its JSON reader turns strings that look like dates into dates. Its table reader, pandas, guesses types from
+parts of a column, fills short lines, and ends lines at a lone \\r, which some sentences of the benchmarks contain.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ def records_of(
     columns: Sequence[str] | None = None,
     skip_broken_lines: bool = False,
 ) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, each after its place: `a.csv, line 3`.
+    """Yields the rows of a file as pairs of place (`a.csv, line 3`) and row.
 
-    Raises ValueError, with the place where there is one, for what cannot be read.
+    Raises ValueError, with the place if it is known, for content that cannot be read.
 
     Args:
-        format: what rows are. `text`: lines, with their ends. `jsonl`: the value of each line that is not blank;
-            `json`: also those of a single list. `csv` (RFC 4180) and `tsv`, in which quotes are characters like
-            others: dicts of texts by column. `parquet`: dicts of any values.
-        encoding: as in `open`, like `encoding_errors`; of Parquet there is none.
-        columns: of a table, if the file does not begin with them; of Parquet, those to read.
-        skip_broken_lines: lines of a table with another number of columns are None, not an error.
+        format: the kind of the file. `text`: rows are lines, with their ends. `jsonl`: rows are the values of the
+            lines that are not blank; `json`: like `jsonl`, or the items of a single list. `csv` (RFC 4180) and `tsv`
+            (quotes are ordinary characters): rows are dicts of strings by column. `parquet`: rows are dicts of any
+            values.
+        encoding: as in `open`, like `encoding_errors`. Parquet ignores both.
+        columns: the header of a table, if the file does not begin with one; for Parquet, the columns to read.
+        skip_broken_lines: yields None for a line of a table with another number of columns, instead of an error.
     """
     if format == "parquet":
         yield from _parquet_rows(path, columns)
@@ -54,8 +54,8 @@ def records_of(
 
 
 def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """The lines of a text, plain or compressed, or of the standard input, without their ends, \\n or \\r\\n. Raises
-    ValueError, with the line, for what is not UTF-8."""
+    """Yields the lines of a text file, plain or compressed, or of the standard input, without \\n or \\r\\n at their
+    ends. Raises ValueError, with the line, for text that is not UTF-8."""
     name = "The standard input" if path is None else os.fspath(path)
     with reading(name, "It must be text in UTF-8."), open_text(path) as file:
         for _, line in _lines(name, file):
@@ -63,14 +63,14 @@ def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
 
 
 def _lines(path: str, file: Any) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their ends, each after its number."""
+    """Yields the lines of a file as pairs of number and line, with the end of the line."""
     number = 0
     try:
         for number, line in enumerate(file, 1):
             yield number, line
     except UnicodeError as error:
         number += 1
-        if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
+        if isinstance(error, UnicodeDecodeError):  # several lines are decoded at once
             number += error.object.count(b"\n", 0, error.start)
         encoding = file.encoding.removesuffix("-sig").upper()
         raise ValueError(f"{path}, line {number} is not {encoding}. Save it as UTF-8, or name its encoding.") from None
@@ -117,7 +117,7 @@ def _table_rows(
 
 
 def check_columns(names: Iterable[str], path: str = "The table") -> None:
-    """Raises ValueError for a column that is there twice. Columns without a name are not compared."""
+    """Raises ValueError for a duplicate column name. Columns without a name are not compared."""
     twice = [name for name, number in Counter(filter(None, names)).items() if number > 1]
     if twice:
         raise ValueError(f"{path} has the column {twice[0]!r} twice. Rename one.")
@@ -136,6 +136,6 @@ def _parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[st
 
 
 def load_json(path: str) -> Any:
-    """The one value of a JSON file."""
+    """Returns the value of a JSON file."""
     with reading(path), open_text(path) as file:
         return json.load(file)

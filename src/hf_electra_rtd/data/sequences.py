@@ -1,7 +1,7 @@
-"""The tokenizer and the sequences of a run: made of its text, or of files that were prepared.
+"""Provides the tokenizer and the sequences of a run, from its text or from prepared files.
 
-`arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks. The first
-process calls each function before the others do.
+In this module, `arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the
+blocks. The main process must call each function before the other processes do.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from hf_electra_rtd.data.words import get_segmenter
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_DIRECTORY = "tokenizer"  # beside the blocks
-BLOCKS_DIRECTORY = "blocks"  # of a run
+TOKENIZER_DIRECTORY = "tokenizer"  # in the directory of the blocks
+BLOCKS_DIRECTORY = "blocks"  # in the directory of a run
 
 
 def get_tokenizer(
@@ -46,9 +46,10 @@ def get_tokenizer(
     checkpoint: str | None = None,
     keeps: bool = True,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of `--tokenizer`, of the pre-trained towers (a directory), of the checkpoint that a run resumes
-    from, or one trained on the text, which goes to `directory/tokenizer` if this function `keeps` it. Raises
-    ValueError if there is neither a tokenizer nor text to train one on, or the text cannot be read."""
+    """Returns the first tokenizer that is given: that of `--tokenizer`, of the pre-trained towers (a directory), or of
+    the checkpoint that a run resumes from. If none is given, trains one on the text, and saves it in
+    `directory/tokenizer` if `keeps` is true. Raises ValueError if there is neither a tokenizer nor text to train one
+    on, or the text cannot be read."""
     named = data.tokenizer or of_towers
     trained = directory / TOKENIZER_DIRECTORY
     if named or checkpoint or arguments.process_index:
@@ -74,9 +75,10 @@ def train_tokenizer(
     text_column: str = "text",
     disable_progress: bool = False,
 ) -> PreTrainedTokenizerBase:
-    """Trains the tokenizer of a run without `--tokenizer`. `sources` and `text_column` are those of `prepare_blocks`,
-    the choices and their defaults those of [`train_wordpiece`]; the log says what was chosen. Raises ValueError for
-    text that cannot be read, and TypeError for what is no text."""
+    """Trains the tokenizer that a run without `--tokenizer` uses. `sources` and `text_column` are those of
+    `prepare_blocks`; `vocab_size`, `lowercase` and `strip_accents`, with their defaults, are those of
+    [`train_wordpiece`]. The log says what was chosen. Raises ValueError for text that cannot be read, and TypeError
+    for a source that is not text."""
     found = find_sources(sources, text_column)
     with TemporaryDirectory() as directory, open_texts(found, Path(directory), disable_progress) as texts:
         return _train(texts, vocab_size, lowercase, strip_accents)
@@ -94,9 +96,10 @@ def get_sequences(
     trained_on: str | None = None,
     called: str = "Training",
 ) -> tuple[Blocks, Blocks | None]:
-    """The training and the held-out sequences, prepared from text, or of block files. The main process prepares, and
-    verifies what is there. `trained_on` is the hash of the training sequences of a run that is resumed; the log says
-    what they are `called`. Raises ValueError for files that cannot be used."""
+    """Returns the training and the held-out sequences, prepared from text or read from block files. The main process
+    prepares them, or verifies existing files. `trained_on` is the hash of the training sequences of a run that is
+    resumed. `called` is the name of the training sequences in the log. Raises ValueError for files that cannot be
+    used."""
     is_main = arguments.process_index == 0
     share = 0.0 if data.held_out_files else data.held_out_share
 
@@ -135,7 +138,7 @@ def get_sequences(
 
 
 def log_header(what: str, header: BlockHeader) -> None:
-    """Tells how much was prepared."""
+    """Logs how much was prepared."""
     length = header.max_seq_length
     filled = header.num_tokens / (header.num_sequences * length)
     logger.info(f"{what}: {describe_text(header)},")
@@ -143,7 +146,7 @@ def log_header(what: str, header: BlockHeader) -> None:
 
 
 def describe_text(header: BlockHeader) -> str:
-    """What sequences were made of."""
+    """Describes the text that sequences were made of: its documents, tokens and dropped lines."""
     counts = header.statistics
     unknown = counts["unknown_tokens"] / max(1, counts["corpus_tokens"])
     copies = f", {counts['duplicate_lines']:,} duplicate lines dropped" if counts["duplicate_lines"] else ""
@@ -151,7 +154,7 @@ def describe_text(header: BlockHeader) -> str:
 
 
 def check_held_out(train: Blocks, held_out: Blocks) -> None:
-    """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
+    """Raises ValueError for held-out text that is also trained on, or whose words another segmenter found."""
     first = train.header
     second = held_out.header
     is_split = (first.sources, first.recipe) == (second.sources, second.recipe) and first.recipe["held_out_share"]

@@ -1,4 +1,4 @@
-"""Prepared sequences in shards: a directory of block files of bounded size with an index, read as one file."""
+"""Writes and reads shards of prepared sequences: a directory of block files of bounded size with an index."""
 
 import hashlib
 import json
@@ -29,16 +29,16 @@ from hf_electra_rtd.data.packing import PackedSequence
 
 INDEX_FILE = "index.json"
 SHARD_SIZE = 512 * 10**6
-_MOST_OPEN = 300  # shards; a process has often 1,024 file descriptors
+_MOST_OPEN = 300  # shards; a process may often open only 1,024 files
 _REMEDY = "Copy the whole directory again, or prepare the text again."
-_LARGEST_TOKEN = 8  # bytes, at most
-_LARGEST_ROW = 64  # bytes of what else a sequence has, at most
+_LARGEST_TOKEN = 8  # bytes per token, at most
+_LARGEST_ROW = 64  # other bytes per sequence, at most
 
 
 @strict  # needs real types: with `from __future__ import annotations` they would be strings
 @dataclass
 class Shard:
-    """What an index says of a shard."""
+    """The entry of a shard in the index."""
 
     name: str  # its path in the directory
     size: int  # in bytes
@@ -48,10 +48,11 @@ class Shard:
 
 
 class ShardWriter:
-    """Like [`BlockWriter`], but begins another file of `directory` whenever one is full: `<name>-00000.blocks`, ...
-    Files of at most `shard_size` bytes, headers not counted, get their names when `stack` is closed without an error,
-    the first file last. They are the same however the sequences are divided into calls of `write`. Raises ValueError
-    for a size that does not hold two sequences."""
+    """Like [`BlockWriter`], but begins another file in `directory` whenever one is full: `<name>-00000.blocks`, ...
+
+    Files have at most `shard_size` bytes, headers not counted. They get their final names when `stack` is closed
+    without an error, the first file last. How sequences are divided into calls of `write` does not change the files.
+    Raises ValueError for a size that does not hold two sequences."""
 
     def __init__(
         self, stack: ExitStack, directory: Path, name: str, max_seq_length: int, vocab_size: int, shard_size: int
@@ -63,10 +64,10 @@ class ShardWriter:
         self._path = directory / name
         self._size = shard_size
         self._shape = (max_seq_length, vocab_size)
-        self._open = stack.enter_context(ExitStack())  # what closes the last shard
+        self._open = stack.enter_context(ExitStack())  # closes the files of the last shard
         self._writers: list[BlockWriter] = []
-        self._partial: list[Path] = []  # where each shard lies until it is named
-        self._known: list[dict[str, Any]] = []  # of each that is full, but for its header
+        self._partial: list[Path] = []  # the temporary path of each shard
+        self._known: list[dict[str, Any]] = []  # the header fields of each full shard that are known already
         self.files: list[Path] = []
 
     num_sequences = property(lambda self: sum(writer.num_sequences for writer in self._writers))
@@ -85,7 +86,8 @@ class ShardWriter:
                 self._end()
 
     def finish(self, statistics: dict[str, int], sources: list[dict[str, Any]], **described: Any) -> None:
-        """Writes the headers, as described. Counts and sources are of all shards; the first one has them."""
+        """Writes the headers, with the fields `described`. The statistics and sources are those of all shards
+        together; only the header of the first shard holds them."""
         self._end()
         for partial, known in zip(self._partial, self._known, strict=True):
             with open(partial, "ab") as file:
@@ -101,7 +103,8 @@ class ShardWriter:
 
 @contextmanager
 def writing_directory(path: Path, max_seq_length: int, vocab_size: int, shard_size: int) -> Iterator[ShardWriter]:
-    """Yields a [`ShardWriter`] into a directory of its own, which is there with its index, whole or not at all."""
+    """Yields a [`ShardWriter`] into a directory of its own. The directory appears with its index, whole or not at
+    all."""
     with writing(path, INDEX_FILE, (f"*{BLOCK_SUFFIX}",)) as partial:
         with ExitStack() as stack:
             writer = ShardWriter(stack, partial, path.name, max_seq_length, vocab_size, shard_size)
@@ -110,8 +113,8 @@ def writing_directory(path: Path, max_seq_length: int, vocab_size: int, shard_si
 
 
 def write_index(directory: str | os.PathLike[str], files: Sequence[Path], **described: Any) -> BlockHeader:
-    """Writes the index of the shards of one preparation, files of `directory`, in this order. Returns the header of
-    all together: that of the first one, with the sums of all, and with `described`, fields of [`BlockHeader`]."""
+    """Writes the index of the shards of one preparation: `files` of `directory`, in this order. Returns the header of
+    all shards together: that of the first shard with the sums over all, and with the fields `described`."""
     headers = [BlockFile(file).header for file in files]
     shards = [
         Shard(file.name, os.path.getsize(file), header.sha256, header.num_sequences, header.num_tokens)
@@ -132,15 +135,15 @@ def write_index(directory: str | os.PathLike[str], files: Sequence[Path], **desc
 
 
 def open_blocks(path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> Blocks:
-    """A block file, or the directory of an index. `verify` reads all of it and compares its hashes. Raises ValueError
-    for what is missing, cut off or altered, or does not have the hash `sha256`."""
+    """Opens a block file, or a directory of shards with its index. `verify` reads all content and compares its hashes.
+    Raises ValueError for a file that is missing, cut off or altered, and for content without the hash `sha256`."""
     if os.path.isdir(path):
         return ShardedBlocks(os.fspath(path), verify, sha256)
     return BlockFile(path, verify, sha256)
 
 
 class ShardedBlocks(Blocks):
-    """A directory of shards with its index, see [`open_blocks`]. Shards are opened when they are read."""
+    """A directory of shards with its index; see [`open_blocks`]. Shards are opened when they are read."""
 
     def __init__(self, path: str, verify: bool, sha256: str | None) -> None:
         self.path = path
@@ -159,11 +162,11 @@ class ShardedBlocks(Blocks):
             if size != shard.size:
                 raise ValueError(f"{file} has {size:,} bytes, not {shard.size:,}. {_REMEDY}")
         if verify:
-            with ThreadPoolExecutor(count_cores()) as threads:  # hashing holds no lock of Python
+            with ThreadPoolExecutor(count_cores()) as threads:  # hashing releases the GIL
                 list(threads.map(lambda shard: BlockFile(self._name(shard), True, shard.sha256), self._shards))
         self._rows = np.array([shard.num_sequences for shard in self._shards])
         self._ends = self._rows.cumsum()
-        self._open: dict[int, BlockFile] = {}  # the last read one last
+        self._open: dict[int, BlockFile] = {}  # least recently read first
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}  # a copy opens its own shards
@@ -172,7 +175,7 @@ class ShardedBlocks(Blocks):
         return os.path.join(self.path, shard.name)
 
     def _get(self, number: int) -> BlockFile:
-        """An open shard."""
+        """Returns a shard, opened if necessary. The least recently read one is closed if too many are open."""
         file = self._open.pop(number, None)
         if file is None:
             shard = self._shards[number]
@@ -187,7 +190,7 @@ class ShardedBlocks(Blocks):
         numbers, firsts = np.unique(shards, return_index=True)
         parts = []
         places = []
-        for shard in numbers[np.argsort(firsts)].tolist():  # in the order in which they occur
+        for shard in numbers[np.argsort(firsts)].tolist():  # in order of occurrence
             here = np.flatnonzero(shards == shard)
             rows = indices[here] - (self._ends[shard] - self._rows[shard])
             parts.append(vars(self._get(shard).read(rows)))

@@ -1,4 +1,4 @@
-"""From files and datasets to clean lines, in memory that does not depend on the size of a text.
+"""Reads files and datasets as clean lines, in memory that does not depend on the size of the text.
 
 A text is a stream of stripped lines; an empty line ends a document.
 """
@@ -34,7 +34,7 @@ TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.z
 FILE_OPTIONS = ("text_column", "encoding", "encoding_errors", "weight")
 DATASET_OPTIONS = ("config", "split", "streaming", "revision", "text_column", "weight")
 _SHOWN = 20  # names in a warning
-_REMEDIES = {  # by whether it is a dataset
+_REMEDIES = {  # by whether the source is a dataset
     False: "It may be cut off, damaged, in another encoding, or of another kind than its name says.",
     True: "Check its id, config, split, revision and the network (HF_HUB_OFFLINE); some need a login (hf auth login).",
 }
@@ -50,7 +50,7 @@ class Source:
     # `load_from_disk` reads.
     place: str
     is_dataset: bool = False
-    config: str | None = None  # this, `split` and `revision` as in `load_dataset`
+    config: str | None = None  # `config`, `split` and `revision` are those of `load_dataset`
     split: str = "train"
     revision: str | None = None
     streaming: bool = False  # only the text is downloaded, and stored compressed until it is prepared
@@ -58,7 +58,7 @@ class Source:
     encoding: str = "utf-8"  # of text and JSON lines, as in `open`
     encoding_errors: str = "strict"
     weight: float = 1.0  # how often each document is read in an epoch: 2 is twice, 0.5 a random half of them once
-    # What is read in place of `place`, which names it: a `datasets.Dataset`, or a dict of columns, each a list.
+    # Data that is read instead of `place`, which is then only a name: a `datasets.Dataset`, or a dict of column lists.
     in_memory: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,13 +69,13 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Without a local directory."""
+        """The name for records: a Hub id, or the last part of a local path."""
         on_the_hub = self.is_dataset and not os.path.exists(self.place)
         return self.place if on_the_hub else os.path.basename(os.path.abspath(self.place))
 
     @property
     def format(self) -> str:
-        """Of a file, as in `records_of`."""
+        """The format of a file, as `records_of` names it."""
         name = self.place.lower().removesuffix(".gz").removesuffix(".zst")
         return {".parquet": "parquet", ".jsonl": "jsonl"}.get(Path(name).suffix, "text")
 
@@ -86,9 +86,9 @@ class Source:
 
 
 def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
-    """What a user names or has in memory, one or several: paths with their options, as in `parse_sources`; a
-    `datasets.Dataset`, or texts as a dict, `{"text": texts}`, each row a document, in its `text_column`; and
-    [`Source`]s. Raises TypeError for anything else, and ValueError for what is not there."""
+    """Returns the sources of one item or a list of items: paths with options, as in `parse_sources`; a
+    `datasets.Dataset` or a dict of texts, `{"text": texts}`, in which each row of the `text_column` is a document; and
+    [`Source`]s. Raises TypeError for anything else, and ValueError as `parse_sources` does."""
     found: list[Source] = []
     for source in sources if isinstance(sources, (list, tuple)) else [sources]:
         if isinstance(source, Source):
@@ -107,8 +107,9 @@ def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
 
 
 def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[Source]:
-    """The sources that a path, directory, glob or dataset's id names, with options behind it: `a/*.txt,weight=2`.
-    `defaults` are fields of [`Source`]. Raises ValueError for an unknown option or value, or if no file matches."""
+    """Returns the sources that a path, directory, glob or dataset id names, with options after it: `a/*.txt,weight=2`.
+    `defaults` are fields of [`Source`]. Raises ValueError for an unknown option or value, for options of prepared
+    blocks, and if no file matches."""
     place = text
     options: dict[str, Any] = {}
     known = DATASET_OPTIONS if is_dataset else FILE_OPTIONS
@@ -131,12 +132,12 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. A
-    directory of shards stays as it is.
+    """Returns the sorted files that a path, a directory (searched recursively, without hidden files) or a glob names.
+    A directory of shards is returned as it is.
 
-    What is no file (FIFOs, devices, links that lead nowhere or back), in a directory files of other kinds, and what
-    this program wrote is passed over with a warning. Raises ValueError if there is none, or one is neither text nor
-    prepared, OSError for a directory that cannot be read.
+    Passed over with a warning are: what is not a regular file (FIFOs, devices, broken or circular links), in a
+    directory also files of other kinds, and what this program wrote. Raises ValueError if no file is left, or one is
+    neither text nor prepared blocks, and OSError for a directory that cannot be read.
     """
     if os.path.isdir(pattern):
         if _holds_shards(os.listdir(pattern)):
@@ -148,7 +149,7 @@ def find_files(pattern: str) -> list[str]:
         files = [pattern]
     else:
         paths = set(glob.glob(pattern, recursive=True))
-        # Without the `vocab.txt` of a tokenizer.
+        # The `vocab.txt` of a tokenizer is not text.
         files = [
             path for path in paths if os.path.isfile(path) and not os.path.isfile(Path(path).with_name(TOKENIZER_FILE))
         ]
@@ -168,15 +169,15 @@ def find_files(pattern: str) -> list[str]:
 
 
 def _holds_shards(names: Sequence[str]) -> bool:
-    """Whether files of these names are shards with their index, beside whatever lies there."""
+    """Returns whether a directory with these file names holds shards and their index, possibly among other files."""
     return INDEX_FILE in names and any(name.endswith(BLOCK_SUFFIX) for name in names)
 
 
 def _walk(directory: str, seen: set[str]) -> Iterator[str]:
-    """Files, and the directories that are passed over."""
+    """Yields the files below a directory, and the directories that are passed over."""
     real = os.path.realpath(directory)
     names = sorted(os.listdir(directory))
-    # A link that leads back; a tokenizer, a model, shards or the output of a run, unless it was named itself.
+    # Passed over: a circular link; a tokenizer, a model, shards or the output of a run, unless the user named it.
     is_ours = _holds_shards(names) or not {TOKENIZER_FILE, LOCK_FILE}.isdisjoint(names)
     if real in seen or (seen and is_ours):
         yield directory
@@ -193,11 +194,11 @@ def _walk(directory: str, seen: set[str]) -> Iterator[str]:
 
 
 def read_text(source: Source, dataset: Any = None) -> Iterator[str]:
-    """The lines of a file, or of a dataset that was loaded, and an empty string where a document ends.
+    """Yields the lines of a file, or of a loaded `dataset`, and an empty string where a document ends.
 
-    A record of JSON lines or Parquet and a row of a dataset are documents; those without text are left out. Lines are
-    stripped, and hold no NUL, lone surrogate or line break. Raises ValueError for what cannot be read, with the line
-    or row where there is one, and the remedy.
+    Each record of JSON lines or Parquet, and each row of a dataset, is a document; those without text are left out.
+    Lines are stripped, and contain no NUL, lone surrogate or line break. Raises ValueError for content that cannot be
+    read, with the line or row, if known, and the remedy.
     """
     records: Iterator[tuple[str, Any]]
     is_plain = dataset is None and source.format == "text"
@@ -238,12 +239,12 @@ def _clean(line: str) -> str:
 
 
 def document_lines(text: str) -> list[str]:
-    """The lines of a document, as `read_text` gives them. Raises ValueError for what is no text."""
+    """Returns the lines of a document, as `read_text` yields them. Raises ValueError for a NUL or a lone surrogate."""
     return [_clean(line) for line in io.StringIO(text, newline=None) if line.strip()]
 
 
 def _text(record: Any, column: str) -> str:
-    """The text of a record, which may be empty."""
+    """Returns the text of a record, which may be empty. Raises ValueError if the record has none in this column."""
     if not isinstance(record, dict) or column not in record:
         names = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"has no text in a column {column!r} (there are: {names}). Name its column (text_column).")
@@ -254,7 +255,7 @@ def _text(record: Any, column: str) -> str:
 
 
 class Text:
-    """A source whose lines can be read again and again. A stream is downloaded once, to a compressed `copy`."""
+    """A source whose lines can be read repeatedly. A stream is downloaded once, to a compressed `copy`."""
 
     def __init__(self, source: Source, copy: Path, disable_progress: bool) -> None:
         self.source = source
@@ -276,7 +277,8 @@ class Text:
         self._before = self._state()
 
     def read(self, what: str) -> Iterator[str]:
-        """See `read_text`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
+        """Yields lines as `read_text` does; `what` labels the progress bar. Raises ValueError if the file changed
+        while it was read or since it was opened."""
         lines = read_text(self._source, self._dataset)
         yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable or None, leave=False)
         if self._state() != self._before:
@@ -291,8 +293,8 @@ class Text:
 
 @contextmanager
 def open_texts(sources: Sequence[Source], directory: Path, disable_progress: bool = False) -> Iterator[list[Text]]:
-    """The texts of some sources. Meanwhile `directory` is locked, and holds what streams are copied to. Raises
-    ValueError for a dataset that cannot be loaded, or if another process prepares in the directory."""
+    """Opens sources as texts. Until they are closed, `directory` is locked, and holds the copies of streams. Raises
+    ValueError for a dataset that cannot be loaded, and if another process prepares in the directory."""
     with ExitStack() as stack:
         with naming(directory):
             stack.callback(lock_directory(directory).release)
@@ -324,13 +326,14 @@ def _load_dataset(source: Source) -> Any:
 
 
 def _with_column(dataset: Any, column: str) -> Any:
-    """The dataset without its other columns, if it has this one."""
+    """Returns the dataset with this column alone, or unchanged if it does not have the column."""
     return dataset.select_columns([column]) if column in (dataset.column_names or ()) else dataset
 
 
 def scan(texts: Sequence[Text]) -> list[dict[str, Any]]:
-    """Reads and validates every text: what a header says about it, with `sha256`, `num_lines` (that are not blank) and
-    `num_documents`. Raises ValueError for a text that is empty or cannot be read."""
+    """Reads and validates every text. Returns what the header of a block file records about each: name, weight and
+    origin, `sha256`, `num_lines` (that are not blank) and `num_documents`. Warns of sources with the same text. Raises
+    ValueError for a text that is empty or cannot be read."""
     facts: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Tokenizers: loaded, checked, saved, or made from a `vocab.txt`."""
+"""Loads, checks and saves tokenizers, and makes them from a `vocab.txt`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
 logger = logging.getLogger(__name__)
 
-# In the order and with the ids of the English BERT vocabulary's beginning, and of `train_new_from_iterator`.
+# In the order in which the vocabulary of English BERT has them, and with the ids of `train_new_from_iterator`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
-VOCABULARIES = (  # of the kinds of tokenizers
+VOCABULARIES = (  # the vocabulary files of all kinds of tokenizers
     "tokenizer.json",
     "vocab.txt",
     "vocab.json",
@@ -38,41 +38,43 @@ VOCABULARIES = (  # of the kinds of tokenizers
     "spm.model",
     "sentencepiece.bpe.model",
 )
-# What a directory of a tokenizer holds.
+# The files that a tokenizer directory may hold.
 TOKENIZER_FILES = (TOKENIZER_FILE, *VOCABULARIES, "special_tokens_map.json", "chat_template.jinja")
 _REMEDY = (
     "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub. Where there is a SentencePiece model "
     "(spm.model) without a tokenizer.json: pip install sentencepiece protobuf."
 )
 MAX_LENGTH = 512  # positions of every named size (paper, Table 6)
-# Text that tokenizers of one vocabulary treat differently: case, accents, scripts, marks, white space, digits.
+# Texts that show differences between tokenizers with the same vocabulary: case, accents, scripts, marks, white space,
+# digits.
 _PROBES = (
     "The MILL's old Café naïve Ångström ﬁne Straße İstanbul ǅ",
     "don't stop-gap (3.14%) $5,000 a_b 10^3 x≤y e.g. http://a.b/c?d=1 #tag @you …",
     "河水 流。『东西』 カタカナ ｶﾞ 한국어 слово Ελληνικά हिन्दी ไทย עברית العربية 😀👍🏽",
     "tab\tno\u00a0break\u200bzero\u2028line\ufeff\x07 a\u0301 \u00e1  two  spaces ",
 )
-# Shares of unknown tokens in a text: above the first there is a warning, above the second an error.
+# A share of unknown tokens above the first number gives a warning, above the second an error.
 WARNED_UNKNOWN = 0.01
 MOST_UNKNOWN = 0.5
-_MOST_PROBED = 2**15  # tokens of a vocabulary, which are texts, too; of a larger one they are evenly spaced
+_MOST_PROBED = 2**15  # tokens that also serve as probes; of a larger vocabulary, they are evenly spaced
 
 
 def load_tokenizer(
     name_or_path: str, lowercase: bool | None = None, strip_accents: bool | None = None
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer from a directory, a Hub id, or a `vocab.txt`, one WordPiece a line. Two arguments are for a
-    `vocab.txt`: whether text becomes lower case (by default if the file holds no upper-case letter), and whether
-    accents are stripped (by default if text becomes lower case, as in BERT). Raises ValueError if the tokenizer cannot
-    be loaded or used (see `check_tokenizer`)."""
+    """Loads a tokenizer from a directory, a Hub id, or a `vocab.txt` with one WordPiece per line.
+
+    `lowercase` and `strip_accents` are for a `vocab.txt` only: whether text becomes lower case (by default if the file
+    contains no upper-case letter), and whether accents are stripped (by default if text becomes lower case, as in
+    BERT). Raises ValueError if the tokenizer cannot be loaded or used (see `check_tokenizer`)."""
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}. Of another tokenizer, name its directory.")
+            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}. For other tokenizers, name the directory.")
         if lowercase is None:
-            # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
+            # Not `isupper`: the uncased English vocabulary contains signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
         options: dict[str, Any] = {"do_lower_case": lowercase, "strip_accents": strip_accents}
         tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH, **options)
@@ -86,8 +88,8 @@ def load_tokenizer(
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokenizer") -> None:
-    """Raises ValueError, with the `name`, for a slow tokenizer, ids with gaps, special tokens that are missing or
-    coincide, and for a vocabulary without words."""
+    """Raises ValueError, with the `name`, for a slow tokenizer, for gaps between ids, for special tokens that are
+    missing or coincide, and for a vocabulary without words."""
     if not tokenizer.is_fast:
         raise ValueError(f"{name} is a slow one. Convert it to a fast one (a tokenizer.json).")
     if max(tokenizer.get_vocab().values(), default=-1) >= len(tokenizer):
@@ -96,30 +98,31 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
     wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
     if wrong:
         raise ValueError(f"{name} has no {', no '.join(wrong)} of its own. Set them in {TOKENIZER_FILE}.")
-    if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
+    if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes such a tokenizer if its files are missing
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
 
 
 def structural_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that are never masked, drawn or counted: of [CLS], [SEP], [PAD] and [MASK]."""
+    """Returns the ids of [CLS], [SEP], [PAD] and [MASK], which are never masked, drawn or counted."""
     return [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
 
 
 def count_unknown(tokenizer: PreTrainedTokenizerBase, ids: Any) -> tuple[int, int]:
-    """How many of some tokens are unknown, and how many there are without special ones."""
+    """Returns the number of unknown tokens among `ids`, and the number of all tokens without special tokens other than
+    the unknown one."""
     unknown = int(np.count_nonzero(np.equal(ids, tokenizer.unk_token_id)))
     return unknown, unknown + int(np.count_nonzero(np.isin(ids, tokenizer.all_special_ids, invert=True)))
 
 
 def count_unknown_in(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> tuple[int, int]:
-    """As `count_unknown`, of the tokens of some texts."""
+    """Returns the counts of `count_unknown` for the tokens of texts."""
     rows = tokenizer([*texts], verbose=False, split_special_tokens=True)["input_ids"] if texts else []
     return count_unknown(tokenizer, list(chain.from_iterable(rows)))
 
 
 def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> float:
-    """Returns the share of unknown tokens in a text of this `name`, and warns above 1 %. Where it `refuses`, it raises
-    ValueError above 50 %: such a text is usually in another language."""
+    """Returns the share of unknown tokens in the text called `name`, and warns if it is above 1 %. With `refuses`,
+    raises ValueError if it is above 50 %: such a text is usually in another language."""
     share = unknown / max(total, 1)
     message = (
         f"{name}: {share:.1%} of the tokens are unknown: words with a character that is not in the\n"
@@ -134,8 +137,9 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Makes a tokenizer give, here and where it is saved, what an encoder with this configuration reads: as many
-    tokens as there are positions, and token types where there are some. Of an unknown family it stays."""
+    """Adapts a tokenizer, also as it is saved, to an encoder with this configuration: `model_max_length` becomes the
+    number of positions, and `token_type_ids` are left out if the encoder has no token types. For an unknown family,
+    the tokenizer does not change."""
     if config.model_type in FAMILIES:
         tokenizer.model_max_length = max_length(config)
         if getattr(config, "type_vocab_size", 0) < 2:
@@ -144,14 +148,14 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
 
 
 def has_tokenizer(source: str) -> bool:
-    """Whether a tokenizer lies in a directory or under a Hub id."""
+    """Returns whether a directory or a Hub id contains a tokenizer."""
     here = {"_raise_exceptions_for_missing_entries": False}
     return not Path(source).is_file() and any(cached_file(source, file, **here) for file in VOCABULARIES)
 
 
 def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raises ValueError, with the `name`, for a model (a directory or a Hub id) whose own tokenizer has other tokens.
-    One without a tokenizer passes: nobody knows its tokens."""
+    A model without a tokenizer passes, because its tokens are not known."""
     if not has_tokenizer(source):
         return
     theirs, ours = (_vocabulary(each) for each in (load_tokenizer(source), tokenizer))
@@ -161,34 +165,35 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
-    """Writes the tokenizer, and of BERT's kind the `vocab.txt` that `transformers` 5 no longer writes but older tools
-    read."""
-    _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
+    """Writes the tokenizer. For a BERT tokenizer, also writes the `vocab.txt` that older tools read, and that
+    `transformers` 5 no longer writes."""
+    _plain(tokenizer.backend_tokenizer)  # otherwise the truncation and padding of its last call would be saved
     vocabulary = _vocabulary(tokenizer)
     with naming(directory):
         tokenizer.save_pretrained(directory)
         is_bert = continuing_prefix(tokenizer) and isinstance(
             tokenizer.backend_tokenizer.pre_tokenizer, BertPreTokenizer
         )
-        # A line's number is its token's id.
+        # In a `vocab.txt`, the number of a line is the id of its token.
         if is_bert and [index for _, index in vocabulary] == list(range(len(vocabulary))):
             text = "".join(f"{token}\n" for token, _ in vocabulary)
             (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
-    """Saves the tokenizer whole or not at all. Of directories, it replaces only that of a tokenizer alone."""
+    """Saves the tokenizer, whole or not at all. A directory is replaced only if it holds nothing but a tokenizer."""
     with writing(directory, TOKENIZER_FILE, TOKENIZER_FILES) as partial:
         save_tokenizer(tokenizer, partial)
 
 
 def get_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A `tokenizers.Tokenizer` of its own, without truncation and padding, to which a `[MASK]` in a text is text, as
-    to google-research/electra."""
+    """Returns a copy of the underlying `tokenizers.Tokenizer`, without truncation and padding. The copy reads a
+    `[MASK]` in a text as text, as google-research/electra does."""
     backend = _plain(copy.deepcopy(tokenizer.backend_tokenizer))
     backend.encode_special_tokens = True
     if isinstance(backend.model, Unigram):
-        # Its special tokens are pieces, too, which it finds in a text. Beside a noncharacter it finds them no more.
+        # Special tokens are also pieces of the model, which would match in a text. A noncharacter before them prevents
+        # that.
         model = json.loads(backend.model.__getstate__())
         special = {*tokenizer.all_special_tokens}
         pieces = [("\ufdd0" + piece if piece in special else piece, score) for piece, score in model["vocab"]]
@@ -203,8 +208,8 @@ def _plain(backend: Any) -> Any:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of the tokens with their ids, the special tokens, and the ids of texts that show how it tokenizes: an
-    upgrade of the library that changes no id changes no hash."""
+    """Returns the SHA-256 of the tokens with their ids, the special tokens, and the ids of probe texts, which show how
+    it tokenizes. An upgrade of the library that does not change ids does not change the hash."""
     vocabulary = _vocabulary(tokenizer)
     some = vocabulary[:: -(-len(vocabulary) // _MOST_PROBED)]
     texts = [*_PROBES, *(text for token, _ in some for text in (token, token.upper()))]
@@ -214,16 +219,16 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def continuing_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The ## of WordPiece; None for tokenizers that mark the beginnings of words, or nothing."""
+    """Returns the ## of WordPiece; None for tokenizers that mark the beginnings of words, or nothing."""
     return getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or None
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[str]:
-    """What each token adds to a text: with the space before it where the token holds one, without a ##. A part of a
-    character is U+FFFD."""
+    """Returns what each token adds to a text: with the space before it if the token includes one, and without a ##. A
+    token that is a part of a character becomes U+FFFD."""
     if prefix := continuing_prefix(tokenizer):
         return [token.removeprefix(prefix) for token in tokenizer.convert_ids_to_tokens(list(ids))]
-    first = tokenizer.cls_token_id  # before which no space is dropped
+    first = tokenizer.cls_token_id  # decoding drops a space at the beginning of a text, but not after this token
     decode = tokenizer.backend_tokenizer.decode_batch
     start, *texts = decode([[first], *([first, index] for index in ids)], skip_special_tokens=False)
     return [text.removeprefix(start) for text in texts]

@@ -1,4 +1,4 @@
-"""New words for the vocabulary of a WordPiece tokenizer: which ones pay, and the tokenizer that has them."""
+"""Extends the vocabulary of a WordPiece tokenizer by the words of a text that save the most tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _LEAST_SEEN = 4  # times; a rarer word has too few examples to learn from
 _LEAST_PIECES = 3
-_MOST_KINDS = 1 << 20  # of parts of lines that are held at once
+_MOST_KINDS = 1 << 20  # distinct parts of lines that are held at once
 _SHOWN = 8
 
 
@@ -33,9 +33,10 @@ def get_extended_tokenizer(
     directory: Path,
     checkpoint: str | None = None,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer with `count` new words of the training text, kept in `directory/tokenizer`; or that of the
-    checkpoint that a run resumes from. The other arguments are those of `sequences.get_tokenizer`. Raises ValueError
-    for a tokenizer that cannot be extended, and for text that does not support so many words."""
+    """Returns the tokenizer with `count` new words of the training text, which is saved in `directory/tokenizer`; or
+    the extended tokenizer of the checkpoint that a run resumes from. The other arguments are those of
+    `sequences.get_tokenizer`. Raises ValueError for a tokenizer that cannot be extended, for prepared blocks, for text
+    with too few such words, and for a checkpoint with another number of new tokens."""
     if checkpoint or arguments.process_index:
         place = checkpoint or str(directory / TOKENIZER_DIRECTORY)
         extended = load_tokenizer(place)
@@ -57,7 +58,7 @@ def get_extended_tokenizer(
 
 
 def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError for a tokenizer that is no WordPiece, or has tokens that were added behind its vocabulary."""
+    """Raises ValueError for a tokenizer that is not WordPiece, or has added tokens outside its vocabulary."""
     backend: Any = tokenizer.backend_tokenizer
     if (kind := type(backend.model).__name__) != "WordPiece":
         raise ValueError(f"extend_vocabulary is for a WordPiece tokenizer, and this is {kind}.")
@@ -68,11 +69,12 @@ def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
 def choose_words(
     texts: Iterable[tuple[Iterable[str], float]], tokenizer: PreTrainedTokenizerBase, count: int
 ) -> list[str]:
-    """The words of texts (their lines, and their weight) that save the most tokens, `times seen * (pieces - 1)`, as
-    whole entries, best first.
+    """Returns the `count` words that save the most tokens, `times seen * (pieces - 1)`, as vocabulary entries, best
+    first. `texts` are pairs of lines and weight.
 
-    Words are those of the tokenizer's own splitting, seen at least 4 times, of at least 3 pieces. A word behind which
-    the rest of a longer word of the text would have no pieces is left out. Raises ValueError for text with fewer.
+    Words are those that the pre-tokenizer finds, seen at least 4 times (weighted), with at least 3 pieces. A word is
+    left out if, as an entry, it would make a longer word of the text unknown, because the rest of that word has no
+    pieces. Raises ValueError for text with fewer words.
     """
     backend = get_backend(tokenizer)
     words = defaultdict[str, float](float)
@@ -100,26 +102,28 @@ def choose_words(
 
 
 def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> PreTrainedTokenizerBase:
-    """A tokenizer with the words as entries at the end of its vocabulary. Other ids stay, and so do those of every
-    text in which no word begins with a new one."""
+    """Returns a copy of the tokenizer with the words as entries at the end of its vocabulary. The ids of old tokens do
+    not change, nor does the tokenization of a text in which no word begins with a new word."""
     extended = copy.deepcopy(tokenizer)
     extended.backend_tokenizer.model = _extended(tokenizer.backend_tokenizer, words)
     return extended
 
 
 def old_pieces(tokenizer: PreTrainedTokenizerBase, extended: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The ids that the tokenizer gives each new token of the extended one, in the order of their ids."""
+    """Returns for each new token of the extended tokenizer, in the order of ids, the ids that the old tokenizer splits
+    it into."""
     new = extended.convert_ids_to_tokens(list(range(len(tokenizer), len(extended))))
     return [_pieces(tokenizer.backend_tokenizer.model, word) for word in new]
 
 
 def _pieces(model: Any, word: str) -> list[int]:
-    """The ids of a word; none for an unknown one."""
+    """Returns the ids of a word's pieces; an empty list for an unknown word."""
     return [piece.id for piece in model.tokenize(word) if piece.value != model.unk_token]
 
 
 def _count_parts(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """What stands between white space, and how often, many lines at once: splitting each kind once is quicker."""
+    """Yields the parts of lines between white space, and how often each occurs. They are counted over many lines,
+    because it is quicker to split each distinct part once."""
     seen = Counter[str]()
     for line in lines:
         seen.update(line.split())

@@ -1,10 +1,10 @@
-"""A WordPiece vocabulary that is trained on text: its size, and what of the text it keeps.
+"""Trains a WordPiece vocabulary on text, and chooses its size and its handling of case and marks.
 
 Text that is written like English gets a vocabulary like ELECTRA's, in lower case and without accents, and a
 `BertTokenizer`. Other text keeps its case and its marks, which in many scripts are vowels. A `BertTokenizer` does not
-suit it: `transformers` makes each from three switches alone, so it composes no characters (NFC), drops the joiners of
-Hindi and Persian, and reads a long sentence of Thai, which has no spaces, as one [UNK]. The tokenizer of other text is
-a plain fast one instead, whose rules are all in its `tokenizer.json`.
+suit such text: `transformers` configures it by three switches alone, so it does not compose characters (NFC), drops
+the joiners of Hindi and Persian, and reads a long sentence of Thai, which has no spaces, as one [UNK]. Other text
+therefore gets a plain fast tokenizer, whose rules are all in its `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from hf_electra_rtd.data.tokenization import MAX_LENGTH, SPECIAL_TOKENS
 
 logger = logging.getLogger(__name__)
 
-# The size where none is given: of the first row with room for the text and its characters.
-_SIZES = ((20_000_000, 8192), (200_000_000, 16_384))  # characters of a text, tokens
+# The default size is that of the first row with room for the text and its characters.
+_SIZES = ((20_000_000, 8192), (200_000_000, 16_384))  # characters of the text, tokens of the vocabulary
 _LARGEST = 32_768
-# Of a text like English, the letters that are none of a to z, or in words that are too long. English Wikipedia has
-# 0.14 %, German umlauts are 1.8 %.
+# A text is like English if a smaller share of its letters is outside a to z, or in words that are too long. English
+# Wikipedia has 0.14 % such letters; in German, umlauts are 1.8 %.
 _MOST_OTHERS = 0.005
-_LONGEST = 100  # characters of a word; of a longer one a `BertTokenizer` makes [UNK]
-_COVERED = 0.9999  # of a text, by the characters of a vocabulary without room for all
-# Of a vocabulary, the most that are characters. In scripts without spaces these are the words, and half would leave
-# the other half to the few words of other scripts in the text.
+_LONGEST = 100  # characters of a word; a `BertTokenizer` turns a longer word into [UNK]
+_COVERED = 0.9999  # share of the text that the characters must cover if the vocabulary has no room for all of them
+# The largest share of the vocabulary for characters. In scripts without spaces, characters are the words; a limit of
+# one half would leave the other half to the few words of other scripts in the text.
 _MOST_CHARACTERS = 0.75
 _AT_ONCE = 1 << 20  # characters that are counted at once
 # Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, ideographs.
@@ -42,18 +42,18 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uff66-\uff9f\U00020000-\U0003ffff"
 )
-# Their characters, each with its marks, are words; of other scripts, what is too long is cut.
+# In these scripts, each character with its marks is a word; in other scripts, words that are too long are cut.
 _UNITS = rf"[{UNSPACED}]\p{{M}}*|[^{UNSPACED}]{{{_LONGEST}}}"
 _SPACES = r"[\p{Cc}\u200b]"
-_INVISIBLE = r"(?![\u200c\u200d])\p{Cf}"  # but for the joiners, which change how letters are written
+_INVISIBLE = r"(?![\u200c\u200d])\p{Cf}"  # without the joiners, which change how letters are written
 
 
 class _Text(NamedTuple):
-    """What decides how a text becomes a vocabulary."""
+    """The measurements of a text that decide how it becomes a vocabulary. No field counts spaces."""
 
-    num_characters: int  # without spaces, like the following
-    others: float  # share of the letters that are none of a to z, or in runs of more than `_LONGEST` of these
-    num_covering: int  # the most frequent characters that make up `_COVERED` of it
+    num_characters: int
+    others: float  # share of the letters that are outside a to z, or in ASCII runs of more than `_LONGEST` characters
+    num_covering: int  # number of the most frequent characters that make up `_COVERED` of the text
 
 
 def train_wordpiece(
@@ -62,17 +62,18 @@ def train_wordpiece(
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Trains a WordPiece vocabulary. The same text gives the same one.
+    """Trains a WordPiece vocabulary. The same text always gives the same vocabulary.
 
     Args:
-        lines: gives the lines of the text, whenever it is called.
-        vocab_size: the most tokens; a small text yields fewer. By default 8,192 for up to 20 million characters,
-            16,384 for up to 200 million, else 32,768; more where the characters alone would fill three quarters.
-        lowercase: whether upper case becomes lower case. By default only where the text is written like English:
-            fewer than 5 in 1,000 letters are none of a to z, or stand in words of more than 100 characters.
-        strip_accents: whether accents and other marks are removed, and characters decomposed. By default only where
-            such a text becomes lower case. If not, the tokenizer composes characters (NFC), takes each character of
-            scripts without spaces for a word, and cuts longer words after 100 characters.
+        lines: a function that returns the lines of the text, from the first one at each call.
+        vocab_size: the largest number of tokens; a small text yields fewer. By default 8,192 for up to 20 million
+            characters, 16,384 for up to 200 million, else 32,768; and the next larger size where the characters alone
+            would fill more than three quarters.
+        lowercase: whether upper case becomes lower case. By default only if the text is written like English: fewer
+            than 5 in 1,000 letters are outside a to z, or in words of more than 100 characters.
+        strip_accents: whether accents and other marks are removed, and characters decomposed. By default only if the
+            text is written like English and becomes lower case. If not, the tokenizer composes characters (NFC),
+            treats each character of scripts without spaces as a word, and cuts longer words after 100 characters.
 
     Raises ValueError for a size with no room for words, and for an empty text.
     """
@@ -80,7 +81,7 @@ def train_wordpiece(
         raise ValueError(f"vocab_size={vocab_size} leaves no room for words. Choose some thousands.")
     text = _measure(lines())
     if not text.num_characters:
-        raise ValueError("There is no text to train a tokenizer on: what was named is empty.")
+        raise ValueError("There is no text to train a tokenizer on: the named text is empty.")
     is_english = text.others < _MOST_OTHERS
     lowercase = is_english if lowercase is None else lowercase
     strip_accents = is_english and lowercase if strip_accents is None else strip_accents
@@ -94,7 +95,7 @@ def train_wordpiece(
     logger.info(f"Case is {case} (lowercase), accents and marks are {marks} (strip_accents):")
     logger.info(f"  {text.others:.1%} of the letters are not a to z.")
     normalizer, pre_tokenizer = _rules(lowercase, strip_accents)
-    # A sixteenth for characters, which small alphabets do not fill, and more where the text needs it.
+    # A sixteenth of the vocabulary, which small alphabets do not fill, is for characters; more if the text needs it.
     characters = _most_frequent(lines(), normalizer, max(size // 16, text.num_covering))
     # A letter that may stand inside a word has two entries, `x` and `##x`.
     num_entries = [2 if sign.isalnum() and not re.match(f"[{UNSPACED}]", sign) else 1 for sign in characters]
@@ -116,7 +117,7 @@ def train_wordpiece(
         return wordpiece.get_vocab()
 
     # The trainer numbers characters in the order of a hash table, which differs from run to run, and breaks ties
-    # between merges by these numbers. So the alphabet is chosen and collected first, and fixed in its own order.
+    # between merges by these numbers. So a first training collects the alphabet, and a second gets it in sorted order.
     alphabet = sorted(train(list(SPECIAL_TOKENS), 0).keys() - set(SPECIAL_TOKENS))
     vocabulary = train([*SPECIAL_TOKENS, *alphabet], size)
     if strip_accents:
@@ -127,7 +128,7 @@ def train_wordpiece(
 
 
 def _most_frequent(lines: Iterable[str], normalizer: Any, limit: int) -> list[str]:
-    """The most frequent characters of a text; of two that are as frequent, the one with the lower number."""
+    """Returns the most frequent characters of a text. Ties are broken in favor of the lower code point."""
     counts = sum(_count_characters(normalizer.normalize_str(text)) for text in _joined(lines))
     counts = _without_spaces(np.asarray(counts))
     order = np.argsort(-counts, kind="stable")[: min(limit, np.count_nonzero(counts))]
@@ -135,7 +136,7 @@ def _most_frequent(lines: Iterable[str], normalizer: Any, limit: int) -> list[st
 
 
 def _count_characters(text: str) -> np.ndarray:
-    """How often each character occurs: int64 (1,114,112,), by its number."""
+    """Counts how often each character occurs: int64 (1,114,112,), indexed by code point."""
     return np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), minlength=sys.maxunicode + 1)
 
 
@@ -175,7 +176,7 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _rules(lowercase: bool, strip_accents: bool) -> tuple[Any, Any]:
-    """The normalizer, and what splits text into words."""
+    """Returns the normalizer, and the pre-tokenizer that splits text into words."""
     if strip_accents:
         normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=True)
         return normalizer, pre_tokenizers.BertPreTokenizer()

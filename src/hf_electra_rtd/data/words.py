@@ -1,4 +1,4 @@
-"""Where words begin, one bit a token, for masking by words: found when text is tokenized, and stored with the ids."""
+"""Finds where words begin, for masking by words: one bit per token, found at tokenization and stored with the ids."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hf_electra_rtd.data.units import is_word as is_word_of_letters
 from hf_electra_rtd.data.wordpiece import UNSPACED
 
 
-Segmenter = Callable[[str], Iterable[str]]  # the words of a line, in order; what it leaves out stands between words
-BY_TOKENIZER = "tokenizer"  # named where there is no segmenter
+Segmenter = Callable[[str], Iterable[str]]  # returns the words of a line in order, without what is between them
+BY_TOKENIZER = "tokenizer"  # the name that is recorded where there is no segmenter
 _MARKS = ("▁", "Ġ")  # before a word, in SentencePiece and in byte-level BPE
-_READABLE = range(4, 25)  # words of a sentence
+_READABLE = range(4, 25)  # number of words of an example sentence
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 
 
@@ -32,7 +32,7 @@ _UNSPACED = re.compile(f"[{UNSPACED}]")
 def _jieba() -> tuple[Segmenter, str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of 2020, it uses what Python and setuptools give up
+            warnings.simplefilter("ignore")  # jieba is of 2020 and uses deprecated features of Python and setuptools
             import jieba
     except ImportError as error:
         raise ValueError(f"word_segmenter=jieba ({error}): pip install -e '.[zh]'") from None
@@ -47,8 +47,8 @@ SEGMENTERS = {"jieba": _jieba}
 
 
 def get_segmenter(segmenter: str | Segmenter | None) -> tuple[Segmenter | None, str]:
-    """A segmenter by its name, one of one's own, or none (None), with the name and version that a block file keeps.
-    Raises ValueError for an unknown name, or a package that is not installed."""
+    """Returns the segmenter of that name, a given function unchanged, or None for None; and its name and version for
+    the header of a block file. Raises ValueError for an unknown name, and for a package that is not installed."""
     if callable(segmenter):
         return segmenter, ".".join(getattr(segmenter, name, "?") for name in ("__module__", "__qualname__"))
     if segmenter is not None and segmenter not in SEGMENTERS:
@@ -57,8 +57,8 @@ def get_segmenter(segmenter: str | Segmenter | None) -> tuple[Segmenter | None, 
 
 
 def tokens_that_continue(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
-    """Which tokens go on with a word, bool (V,): those with the ## of WordPiece. None where tokens do not show it: in
-    the others, a full stop looks like the rest of the word before it."""
+    """Returns which tokens continue a word, bool (V,): those with the ## of WordPiece. Returns None for other
+    tokenizers, whose tokens do not show it: there, a full stop looks like the rest of the word before it."""
     prefix = continuing_prefix(tokenizer)
     return _tokens_with(tokenizer, prefix) if prefix else None
 
@@ -73,22 +73,22 @@ def _tokens_with(tokenizer: PreTrainedTokenizerBase, prefix: str) -> np.ndarray:
 class WholeWords(NamedTuple):
     """Tokens that are words by themselves. V tokens of the vocabulary."""
 
-    texts: list[str]  # of every token, without spaces around
-    continues: np.ndarray  # bool (V,): it goes on with a word, or has no mark of its beginning
-    ids: dict[tuple[str, bool], int]  # of a word of letters, by its text and whether it continues
+    texts: list[str]  # the text of every token, without surrounding spaces
+    continues: np.ndarray  # bool (V,): the token continues a word, or has no mark of a word's beginning
+    ids: dict[tuple[str, bool], int]  # the tokens that are words of letters, by text and whether they continue a word
 
     def find(self, text: str, continues: bool) -> int | None:
-        """The token of a word, in lower case if it is not there as it is written."""
+        """Returns the token of a word as it is written, else of the word in lower case, else None."""
         return self.ids.get((text, continues), self.ids.get((text.lower(), continues)))
 
 
 def whole_words(tokenizer: PreTrainedTokenizerBase) -> WholeWords:
-    """The words of a vocabulary."""
+    """Returns the tokens of a vocabulary, and which of them are words by themselves."""
     every = list(range(len(tokenizer)))
     texts = [text.strip() for text in tokenizer.batch_decode([[index] for index in every])]
     special = set(tokenizer.all_special_ids)
     continues = tokens_that_continue(tokenizer)
-    if continues is None:  # tokens of one kind go to the same places: with and without a space before them
+    if continues is None:  # here, the mark of a space before the word tells the two kinds of tokens apart
         continues = np.array([not name.startswith(_MARKS) for name in tokenizer.convert_ids_to_tokens(every)])
     ids: dict[tuple[str, bool], int] = {}
     for index, text in enumerate(texts):
@@ -98,8 +98,8 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> WholeWords:
 
 
 def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], before: str = " ") -> list[str]:
-    """The tokens of a text as people read them: ## before one that goes on with a word, ␣ for a space alone. `before`
-    is the text before the first one."""
+    """Returns the tokens of a text in readable form: with ## before a token that continues a word, and ␣ for a token
+    that is only a space. `before` is the text before the first token."""
     if continuing_prefix(tokenizer):
         return list(tokens)
     ids: Any = tokenizer.convert_tokens_to_ids(list(tokens))
@@ -120,7 +120,8 @@ def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], befo
 
 
 def is_inside(text: str, place: int) -> bool:
-    """Whether a place of a text lies between two letters of a word. Ideographs and kana may be words by themselves."""
+    """Returns whether the character position `place` lies between two letters of a word. It does not beside ideographs
+    and kana, which may be words by themselves."""
     return 0 < place < len(text) and all(
         unicodedata.category(sign)[0] in "LNM" and not _stands_without_spaces(sign)
         for sign in text[place - 1 : place + 1]
@@ -128,18 +129,19 @@ def is_inside(text: str, place: int) -> bool:
 
 
 def _stands_without_spaces(sign: str) -> bool:
-    """Whether it is an ideograph, kana or a wide mark; Korean has spaces."""
+    """Returns whether a character is an ideograph, kana or a wide mark. Hangul is none: Korean has spaces."""
     return unicodedata.east_asian_width(sign) in "WF" and not unicodedata.name(sign, "").startswith("HANGUL")
 
 
 def words_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[range]:
-    """The places of the tokens of each word."""
+    """Returns the range of token positions of each word."""
     starts = [at for at, name in enumerate(shown_tokens(tokenizer, tokens)) if at == 0 or not name.startswith("##")]
     return [range(start, stop) for start, stop in pairwise([*starts, len(tokens)])]
 
 
 def join_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[Sequence[str]]) -> list[str]:
-    """Words, each of some tokens, as the parts of a text: each with the space that belongs before it."""
+    """Turns words, each a list of tokens, into the parts of a text: each word with the space that belongs before
+    it."""
     join = tokenizer.convert_tokens_to_string
     parts: list[str] = []
     before = str(tokenizer.cls_token)
@@ -147,7 +149,8 @@ def join_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[Sequence[str]
         text = join([before, *word]).removeprefix(join([before]))
         around = before[-1] + text.strip()[:1]
         closed = (sign in "'\u2019" or _stands_without_spaces(sign) for sign in around)
-        # WordPiece does not say where a text has spaces: none beside an apostrophe or a Chinese character.
+        # WordPiece tokens do not show where the text has spaces. There are none beside an apostrophe or a Chinese
+        # character.
         if not parts or (continuing_prefix(tokenizer) and any(closed)):
             text = text.strip()
         parts.append(text)
@@ -156,8 +159,9 @@ def join_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[Sequence[str]
 
 
 def example_sentence(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Sequence[int]]) -> dict[str, str]:
-    """A whole sentence of some sequences of ids: as the `original`; `replaced`, with a word of the sentence before it
-    in the middle; and with a `gap`, {}, in that place. Empty where there is none of a length that is good to read."""
+    """Returns the first whole sentence of readable length in sequences of ids, in three forms: `original`; `replaced`,
+    with its middle word replaced by one of the sentence before it; and `gap`, with {} in that place. Returns an empty
+    dict if there is no such sentence."""
     special = set(tokenizer.all_special_tokens)
     for ids in sequences:
         sentences: list[list[Sequence[str]]] = [[]]
@@ -168,7 +172,7 @@ def example_sentence(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Seq
             if word[0] in special or word[-1].endswith(SENTENCE_ENDS):
                 sentences.append([])
         for before, sentence in pairwise(sentences[:-1]):
-            # It stands in double quotes in the code of a card.
+            # The model card shows the sentence in its code, in double quotes.
             is_plain = not any(set(token) & set('{}"\\') or token in special for word in sentence for token in word)
             if is_plain and before[-1][-1].endswith(SENTENCE_ENDS) and len(sentence) in _READABLE:
                 other = _middle_word(tokenizer, before)
@@ -184,35 +188,39 @@ def example_sentence(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Seq
 
 
 def _middle_word(tokenizer: PreTrainedTokenizerBase, words: Sequence[Sequence[str]]) -> int | None:
-    """The place of the middle one of the words that have a letter."""
+    """Returns the index of the middle word among the words that contain a letter."""
     places = [place for place, text in enumerate(join_words(tokenizer, words)) if any(map(str.isalpha, text))]
     return places[len(places) // 2] if places else None
 
 
 class LineEncoder:
-    """Tokenizes lines, and finds where words begin: with a segmenter, at tokens where its words begin; without one,
-    where WordPiece has no ##, and for other tokenizers at a word of their pre-tokenizer, a token with a mark, or one
-    of a script without spaces."""
+    """Tokenizes lines, and finds the tokens at which words begin.
+
+    With a segmenter, these are the tokens where its words begin. Without one, they are the tokens without ## in
+    WordPiece; in other tokenizers, the first token of each word of the pre-tokenizer, tokens with a mark of a word's
+    beginning, and tokens that begin with a letter of a script without spaces."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segmenter: Segmenter | None) -> None:
         self.segmenter = segmenter
         self._backend = get_backend(tokenizer)
         self._continues = tokens_that_continue(tokenizer)
         marked = [_tokens_with(tokenizer, mark) for mark in _MARKS]
-        self._marked = marked[0] if marked[0].any() else marked[1]  # beside the first, Ġ is a letter of Maltese
-        if self._continues is None:  # a vowel sign alone goes on with a word
+        self._marked = marked[0] if marked[0].any() else marked[1]  # where ▁ is the mark, Ġ is a letter of Maltese
+        if self._continues is None:  # `isalnum` excludes vowel signs, which continue a word
             firsts = [text.lstrip()[:1] for text in token_texts(tokenizer, range(len(tokenizer)))]
             self._marked |= np.array([first.isalnum() and _UNSPACED.match(first) is not None for first in firsts])
 
     def __call__(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of some lines, int64 (N,): ids, with `WORD_START` where a word begins; and how many each line
-        has, int64. Raises ValueError for words that are not those of a line."""
+        """Returns the tokens of all lines, int64 (N,): ids, with the bit `WORD_START` where a word begins; and the
+        number of tokens of each line, int64. Raises ValueError if the segmenter returns a word that is not in its
+        line."""
         is_seen = self.segmenter is None and self._continues is not None
         encode = self._backend.encode_batch_fast if is_seen else self._backend.encode_batch
         encoded = encode(lines, add_special_tokens=False)
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
 
-        def join(values: Iterable[Sequence[int]]) -> np.ndarray:  # which are Python's numbers: one line's at a time
+        # Line by line, because the values are Python integers, which take much memory.
+        def join(values: Iterable[Sequence[int]]) -> np.ndarray:
             return np.fromiter(chain.from_iterable(values), dtype=np.int64, count=int(lengths.sum()))
 
         ids = join(line.ids for line in encoded)
@@ -228,15 +236,15 @@ class LineEncoder:
         return ids + begins * WORD_START, lengths
 
     def _word_starts(self, line: str, encoded: Any) -> list[int]:
-        """Of each token, whether a word begins at its place."""
+        """Returns for each token whether a word begins at it."""
         starts = bytearray(len(line) + 1)
         end = 0
         for word in self.segmenter(line):  # type: ignore[misc]
             if (place := line.find(word, end)) < 0:
                 raise ValueError(f"The word segmenter made {word!r} of {line[end : end + 40]!r}: not the same text.")
-            starts[end] = starts[place] = 1  # what lies between words, as spaces may, stands apart
+            starts[end] = starts[place] = 1  # text between words, such as spaces, is a word of its own
             end = place + len(word)
         starts[end] = 1
         places = [first for first, _ in encoded.offsets]
-        # Several tokens can lie at one place: the bytes of a character, and what a ligature became.
+        # Several tokens can have the same offset: the bytes of a character, and the letters of a ligature.
         return [starts[place] * (place != before) for place, before in zip(places, [-1, *places], strict=False)]

@@ -1,1 +1,1 @@
-"""What uses a trained model: detection, correction, scores of texts, export."""
+"""Uses of a trained model: detection, correction, scores of texts, export."""

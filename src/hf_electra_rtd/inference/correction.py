@@ -1,16 +1,17 @@
-"""Corrects wrong words of texts with a model that was fine-tuned for it: words in place of others, such as their and
-there, or Chinese characters that sound or look alike.
+"""Corrects wrong words of texts with a model that was fine-tuned for it: confused words, such as their and there, or
+Chinese characters that sound or look alike.
 
     hf-electra-rtd correct --model runs/corrector "The river was old and the mill was young."
     hf-electra-rtd correct --model runs/corrector --file letters.txt --output_file corrected.jsonl
 
-A JSON line holds `source`, `target` and `errors`, as [wrong, right, first character of wrong in `source`]. If a part
-of a text cannot be judged, `skipped` says why. Without texts and --file, lines of the standard input are read.
-`--model` is what `finetune --task_kind correction` wrote: the directory of its run, or a directory or Hub id of the
-model. `misspell` makes the pairs of sentences that it learns from.
+A JSON line holds `source`, `target`, and `errors`, as [wrong word, right word, position in `source` of the first
+character of the wrong word]. If a part of a text cannot be judged, `skipped` says why. Without texts and --file, lines
+of the standard input are read. `--model` is the output of `finetune --task_kind correction`: the directory of the run,
+or a directory or Hub id of the model. `misspell` makes the pairs of sentences for its training.
 
---confusion_file says what words may be confused with, in rows `wrong right right ...`; `x x` protects the word x, of
-any length. --score PAIRS corrects the column `text` of a table and scores the result by its column `right`.
+--confusion_file lists which words may be meant by a wrong word, in rows `wrong right right ...`; a row `x x` protects
+the word x, which may have any length. --score PAIRS corrects the column `text` of a table and scores the result
+against its column `right`.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from hf_electra_rtd.pair.places import identify
 
 
 class Corrector(TextJudge):
-    """Corrects texts word by word; of Chinese, character by character.
+    """Corrects texts word by word, and Chinese texts character by character.
 
         Corrector.from_pretrained("runs/corrector")("今天新情很好")
         # {"source": "今天新情很好", "target": "今天心情很好", "errors": [("新", "心", 2)]}
 
-    A word that is wrong with a probability above `threshold` gives way to the likeliest token in its place if that
-    gains more than `margin` over the word itself, in logarithms of probabilities. With 0 for both, texts become what
-    `predict` makes of them. Only words that are one token are changed, and only into others of one token. In texts
-    with Chinese, characters become as many characters, and other words stay; elsewhere words of letters become words
+    A word that is wrong with a probability above `threshold` is replaced by the likeliest token in its place if the
+    log-probability of that token is higher than that of the word by more than `margin`. With 0 for both, the results
+    are those of `predict`. Only words of one token are changed, and only into words of one token. In texts with
+    Chinese characters, only these are changed, into as many characters; in other texts, words of letters become words
     of letters.
 
     Args:
-        model: what `finetune --task_kind correction` trained, or its graph; see `from_pretrained`.
-        confusions: what words may be confused with; those without a row may become anything.
+        model: a model that `finetune --task_kind correction` trained, or its graph; see `from_pretrained`.
+        confusions: confusion sets, which limit the corrections of a word. Words without a row may become any word.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class Corrector(TextJudge):
     def from_pretrained(
         cls, model: str, *, runtime: str = TORCH, confusion_file: str | None = None, **options: Any
     ) -> Corrector:
-        """Loads a model that was fine-tuned to correct, or with another `runtime` of `RUNTIMES` its graph, from the
-        directory of an export; `options` are those of the class. Raises ValueError for other models, such as a pair
-        that was only pre-trained."""
+        """Loads a model that was fine-tuned to correct. With a `runtime` of `RUNTIMES` other than torch, loads its
+        graph from the directory of an export. `options` are arguments of the class. Raises ValueError for other
+        models, such as a pair that was only pre-trained."""
         place = identify(model)
         if place.task != "correction":
             raise place.error(
@@ -104,7 +105,8 @@ class Corrector(TextJudge):
         return cls(trained, load_tokenizer(name), **options)
 
     def tell(self, text: str, errors: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """`target`, the corrected text, and `errors`, as (wrong, right, first character of wrong in the source)."""
+        """Returns `target`, the corrected text, and `errors`, as tuples (wrong word, right word, position in the
+        source of the first character of the wrong word)."""
         target = replace_parts(text, ((at, at + len(wrong), right) for at, wrong, right in errors))
         return {"target": target, "errors": [(wrong, right, at) for at, wrong, right in errors]}
 
@@ -122,8 +124,8 @@ class Corrector(TextJudge):
     def _errors(
         self, text: str, encoding: Any, shares_L: list[float], best_L2: list[list[float]], logits_LV: Tensor
     ) -> Iterator[tuple[int, str, str]]:
-        """The first character of each word that changes, the word, and what takes its place. L tokens, V tokens of the
-        vocabulary."""
+        """Yields for each word that changes the position of its first character, the word, and its replacement. The
+        text has L tokens, the vocabulary V."""
         protected = self.confusions.protected_in(text)
         ids = encoding.ids
         for start, stop, first, last in find_units(text, encoding):
@@ -142,7 +144,7 @@ class Corrector(TextJudge):
                     yield start, word, right
 
     def _rights(self, word: str, own: int) -> list[int] | None:
-        """The tokens of what a word, whose token is `own`, may be confused with; None where that may be anything."""
+        """Returns the tokens of the words that may be meant by a word whose token is `own`; None if it may be any."""
         names = (word, self._words.texts[own], word.lower())
         rights = next((self.confusions.rights[name] for name in names if name in self.confusions.rights), None)
         if rights is None:
@@ -198,7 +200,7 @@ def main(argv: list[str]) -> None:
 
 
 def _marked(result: dict[str, Any]) -> Text:
-    """A text with its wrong words struck out, and the right ones behind them."""
+    """Returns a text with its wrong words struck out, each followed by the right one."""
     marked = Text()
     end = 0
     for wrong, right, at in result["errors"]:

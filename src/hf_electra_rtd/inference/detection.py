@@ -2,19 +2,20 @@
 
     hf-electra-rtd detect --model runs/pretrain "A fox jumps over the lazy dog." --mask fox lazy
 
-masks the named words, or parts of words (without --mask: some tokens at random), prints the generator's proposals with
-their probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token:
-its probability of "replaced", divided by the average of the sentence. `*` stands after a sample that is the original.
+masks the named words or parts of words (without --mask: some tokens at random), prints the generator's proposals with
+their probabilities, and fills each masked token with a sampled one. Then it prints the discriminator's suspicion of
+each token: its probability of "replaced", divided by the average of the sentence. `*` marks a sampled token that is
+the original.
 
     hf-electra-rtd detect --model runs/pretrain --as_is "A cat jumps over the lazy dog."
     hf-electra-rtd detect --model runs/pretrain --as_is --file letters.txt > letters.jsonl
 
-score texts as they are: those given, or the lines of a file or of the standard input. A JSON line holds `source`;
-`errors`, the words above --threshold as [word, its first character, probability of being wrong]; and `tokens`, all
-words in the same form. If a part of a text cannot be judged, `skipped` says why.
+score texts as they are: the given texts, or the lines of a file or of the standard input. A JSON line holds `source`;
+`errors`, the words above --threshold, as [word, position of its first character, probability of being wrong]; and
+`tokens`, all words in the same form. If a part of a text cannot be judged, `skipped` says why.
 
 `--model` is the directory of a run or of its networks, a checkpoint, or a directory or Hub id of a saved joint model.
-A discriminator alone is enough for `--as_is`; else `--generator` names its generator.
+A discriminator alone is enough for `--as_is`; otherwise `--generator` must name its generator.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ from hf_electra_rtd.pair.towers import load_detector, load_masked_lm
 from hf_electra_rtd.training import console
 
 
-# Shares of words that are wrong in texts, and of tokens that a generator replaces in pre-training.
-_ERROR_RATE = 0.02
-_REPLACED_RATE = 0.13
+_ERROR_RATE = 0.02  # share of the words of texts that are wrong
+_REPLACED_RATE = 0.13  # share of the tokens that a generator replaces in pre-training
 
 
 @dataclass(kw_only=True)
@@ -84,10 +84,10 @@ _OF_MASKS = ("generator", "mask_probability", "temperature", "top_k", "seed")
 RULES = (
     *TEXT_RULES,
     Rule("mask", "Each says what is scored.", excludes=("as_is",)),
-    Rule("mask_probability", "It is of tokens at random.", excludes=("mask",), changes_nothing=True),
-    *(Rule(name, "It is of texts as they are.", needs=("as_is",)) for name in _READ_OR_WRITTEN),
-    *(Rule(name, "It is of texts as they are.", needs=("as_is",), changes_nothing=True) for name in _OF_TEXTS),
-    *(Rule(name, "It is of masked tokens.", excludes=("as_is",), changes_nothing=True) for name in _OF_MASKS),
+    Rule("mask_probability", "It is for random masks.", excludes=("mask",), changes_nothing=True),
+    *(Rule(name, "It is for texts as they are.", needs=("as_is",)) for name in _READ_OR_WRITTEN),
+    *(Rule(name, "It is for texts as they are.", needs=("as_is",), changes_nothing=True) for name in _OF_TEXTS),
+    *(Rule(name, "It is for masked tokens.", excludes=("as_is",), changes_nothing=True) for name in _OF_MASKS),
 )
 
 
@@ -115,9 +115,10 @@ def main(argv: list[str]) -> None:
 def load_for_detection(
     model: str, generator: str | None = None, as_is: bool = False, runtime: str = TORCH
 ) -> tuple[Any, Any, PreTrainedTokenizerBase]:
-    """Loads a masked language model (None with `as_is`), a model for `detection_logits` and their tokenizer, in
-    evaluation mode, from the directories or Hub ids that the flags of those names take. With a `runtime` of `RUNTIMES`
-    other than torch, they are graphs, from the directories of exports."""
+    """Loads a masked language model (None with `as_is`), a model for `detection_logits` and their tokenizer. `model`
+    and `generator` are directories or Hub ids, as in the flags of the same names. The models are in evaluation mode.
+    With a `runtime` of `RUNTIMES` other than torch, they are graphs, from the directories of exports. Raises
+    ValueError for a model that cannot detect, a missing generator, and a tokenizer that does not fit."""
     place = identify(model)
     place.refuse_energies()
     is_graph = runtime != TORCH
@@ -127,7 +128,7 @@ def load_for_detection(
     if place.detector is not None:
         detector = load_onnx(source, runtime, kind=DETECTOR) if is_graph else load_detector(source)
     elif place.pair is None or is_graph:
-        raise place.error("a run, or its discriminator (of a run what `hf-electra-rtd export` made, for onnx)")
+        raise place.error("a run, or its discriminator (for onnx: what `hf-electra-rtd export` made of a run)")
     else:
         joint = ElectraForRTDPretraining.from_pretrained(source, dtype="float32")
         if joint.config.traits.predicts != "replaced":
@@ -157,12 +158,12 @@ def load_for_detection(
 
 
 def replaced_logits(tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """A detector's logits (B, L), float64, positive for "replaced"."""
+    """Returns a detector's logits (B, L), float64 on the CPU. A positive logit means "replaced"."""
     return detection_logits(tower, **inputs_of(tower.config, inputs)).cpu().double()  # MPS has no float64
 
 
 def _log_odds(rate: float) -> float:
-    """Of something that happens at a rate."""
+    """Returns the log odds of an event that happens at this rate."""
     return math.log(rate / (1 - rate))
 
 
@@ -171,9 +172,9 @@ class Detector(TextJudge):
 
         Detector.from_pretrained("runs/small")("The chef cooked the river.")
 
-    Probabilities are a discriminator's, moved from the share of tokens that are replaced in pre-training to the share
-    of words that are wrong in texts: log odds + log odds of `error_rate` - log odds of 0.13. Of a word with several
-    tokens the largest counts. What is above `threshold` is an error.
+    The discriminator's probabilities are adapted from the share of tokens that are replaced in pre-training (0.13) to
+    the share of words that are wrong in texts: log odds + log odds of `error_rate` - log odds of 0.13. A word of
+    several tokens has the largest of their probabilities. A word above `threshold` is an error.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class Detector(TextJudge):
 
     @classmethod
     def from_pretrained(cls, model: str, *, runtime: str = TORCH, **options: Any) -> Detector:
-        """Loads a run, a checkpoint, a joint model or a discriminator; `options` are those of the class."""
+        """Loads a run, a checkpoint, a joint model or a discriminator. `options` are arguments of the class."""
         _, tower, tokenizer = load_for_detection(model, as_is=True, runtime=runtime)
         return cls(tower, tokenizer, **options)
 
@@ -207,7 +208,8 @@ class Detector(TextJudge):
         return words
 
     def tell(self, text: str, findings: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """`errors` and `tokens`: wrong words, and all, as (word, its first character, probability of being wrong)."""
+        """Returns `errors`, the wrong words, and `tokens`, all words. A word is a tuple (word, position of its first
+        character, probability of being wrong)."""
         words = [(word, at, share) for at, word, share in findings]
         return {"errors": [word for word in words if word[2] > self.threshold], "tokens": words}
 
@@ -216,12 +218,12 @@ class Detector(TextJudge):
 
 
 class Fill(NamedTuple):
-    """What the generator says of a masked token; tokens are (token, its probability)."""
+    """The generator's predictions for a masked token. Tokens are pairs (token, its probability)."""
 
     position: int  # in the sequence, where [CLS] is 0
     original: tuple[str, float]
     rank: int  # of the original among all tokens, from 1
-    sampled: tuple[str, float]  # put in its place
+    sampled: tuple[str, float]  # the token that was put in its place
     proposals: list[tuple[str, float]]  # the most likely tokens, in order
 
 
@@ -237,15 +239,20 @@ def detect(
     top_k: int = 5,
     random: torch.Generator | None = None,
 ) -> tuple[list[console.ScoredToken], list[Fill]]:
-    """Masks tokens of a sentence, fills them by the generator, and scores every token, [CLS] and [SEP] included, by
-    the discriminator. Every masked token becomes [MASK]; in training, some stay visible.
+    """Masks tokens of a sentence, fills them with the generator, and scores every token, [CLS] and [SEP] included,
+    with the discriminator. Every masked token becomes [MASK]; in training, some stay visible. Returns the scored
+    tokens, and a `Fill` for each masked token. Raises ValueError for a sentence without tokens or with too many, and
+    for words that are not in it.
 
     Args:
-        words: to mask, at every occurrence, in upper or lower case, with all their wordpieces. What is no word of the
-            sentence but a part of one masks the wordpieces that hold it. None masks at random.
-        mask_probability: share of the tokens to mask at random, [CLS] and [SEP] counted; at least one is masked.
-        temperature: of sampling; 0.0 takes the most likely token. Returned probabilities have temperature 1.
-        random: of masks and samples, on the CPU; by default torch's own.
+        words: the words to mask, at every occurrence in any case, with all their wordpieces. A string that is only a
+            part of words masks the wordpieces that contain it. None masks at random.
+        mask_probability: share of the tokens to mask at random, [CLS] and [SEP] included in the total; at least one
+            token is masked.
+        temperature: sampling temperature; 0.0 takes the most likely token. Returned probabilities are always those of
+            temperature 1.
+        top_k: number of proposals in each `Fill`.
+        random: generator of random numbers for masks and samples, on the CPU; by default torch's own.
     """
     encoding = tokenizer(sentence, verbose=False, split_special_tokens=True)  # `[MASK]` is text
     ids_L = torch.tensor(encoding["input_ids"])
@@ -285,10 +292,11 @@ def detect(
 
 
 def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) -> list[int]:
-    """The positions of the tokens of some words, ascending; a word may be several in a row. Of what stands only inside
-    longer words, such as a stem before its ending, the tokens that hold it."""
+    """Returns the positions of the tokens of `words`, ascending. An item of `words` may be several words in a row. For
+    an item that occurs only inside longer words, such as a stem before its ending, these are the tokens that overlap
+    it."""
     tokens = [
-        (place, stop - len(sentence[start:stop].lstrip()), stop)  # without the space that BPE counts to a word
+        (place, stop - len(sentence[start:stop].lstrip()), stop)  # without the space that BPE adds to a word
         for place, (start, stop) in enumerate(encoding[0].offsets)
         if encoding.token_to_word(place) is not None
     ]
@@ -313,7 +321,7 @@ FILL_COLUMNS = ("masked", "its probability", "sampled", "most likely by the gene
 
 
 def fill_rows(fills: list[Fill], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, ...]]:
-    """The generator's proposals for each masked token, in words: `FILL_COLUMNS`."""
+    """Yields the generator's proposals for each masked token as readable rows with the columns `FILL_COLUMNS`."""
     for fill in fills:
         names, shares = zip(fill.original, fill.sampled, *fill.proposals, strict=True)
         token, *others = (shown_tokens(tokenizer, [name], before="a")[0] for name in names)
@@ -322,12 +330,12 @@ def fill_rows(fills: list[Fill], tokenizer: PreTrainedTokenizerBase) -> Iterator
 
 
 def _print_masked(tokens: list[console.ScoredToken], fills: list[Fill], tokenizer: Any, screen: Console) -> None:
-    """What `detect` returns: the proposals, what was found, and each token with its score and verdict."""
+    """Prints what `detect` returns: the proposals, a summary, and each token with its score and verdict."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in FILL_COLUMNS:
-        table.add_column(name, overflow="fold")  # by default, rich cuts the last sign of a line of wide letters
+        table.add_column(name, overflow="fold")  # by default, rich cuts off the last character of a line of wide ones
     for row in fill_rows(fills, tokenizer):
-        table.add_row(*map(Text, row))  # tokens in brackets are no markup
+        table.add_row(*map(Text, row))  # `Text`, because tokens in brackets are not markup
     screen.print(table)
     words = tokens[1:-1]
     average = console.average_probability(words)
@@ -346,7 +354,7 @@ def _print_masked(tokens: list[console.ScoredToken], fills: list[Fill], tokenize
 
 
 def _print_result(result: Mapping[str, Any], threshold: float, screen: Console) -> None:
-    """What a `Detector` says of a text."""
+    """Prints the result of a `Detector` for a text."""
     screen.print(Text(f"\n{result['source']}\n", style="bold"))
     if "skipped" in result:
         screen.print(f"Skipped: {result['skipped']}.")

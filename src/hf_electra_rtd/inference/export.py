@@ -1,15 +1,16 @@
-"""`hf-electra-rtd export`: a model as an ONNX graph, for onnxruntime, for a browser, for a phone.
+"""Exports a model as an ONNX graph, for onnxruntime, a browser or a phone.
 
     hf-electra-rtd export --model runs/small --output_dir exports/small --file sentences.txt
     hf-electra-rtd export --model runs/reviews --output_dir exports/reviews --file dev.csv \\
         --text_column_name review --label_column_name stars
 
-The first writes the two networks of a run, `detector/` and `generator/`; the second a fine-tuned model with its head
-(adapters are merged). A directory has the layout of transformers.js: `onnx/model.onnx`, the same with weights in int8
-(`onnx/model_quantized.onnx`), `config.json`, the tokenizer; and a card and `export_record.json`.
+The first command writes the two networks of a run, `detector/` and `generator/`; the second a fine-tuned model with
+its head (adapters are merged). A directory has the layout of transformers.js: `onnx/model.onnx`, the same graph with
+weights in int8 (`onnx/model_quantized.onnx`), `config.json` and the tokenizer. It also holds a model card and
+`export_record.json`.
 
-Nothing is written unless the graph gives what torch gives: the same outputs at several shapes, and with --file (or,
-for a task of a benchmark, --data_dir) the same prediction for every row. The command prints what int8 costs.
+Nothing is written unless the graph agrees with torch: the same outputs at several shapes and, with --file (or, for a
+task of a benchmark, --data_dir), the same prediction for every row. The command prints what int8 costs.
 """
 
 from __future__ import annotations
@@ -67,28 +68,28 @@ from hf_electra_rtd.publishing.card import CardArguments, export_card, export_ta
 from hf_electra_rtd.publishing.hub import CARD_FILE
 
 
-TOLERANCE = 1e-4  # of outputs of the float32 graph, against torch
-POINTS = 1.0  # that int8 may lose without a warning
+TOLERANCE = 1e-4  # largest difference of outputs of the float32 graph from torch's
+POINTS = 1.0  # points of 100 that int8 may lose without a warning
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-# In 7 bits, whose sums do not overflow on processors that add in 16 bits.
+# `reduce_range` keeps weights to 7 bits, so that sums do not overflow on processors that add in 16 bits.
 _QUANTIZATION = {"per_channel": True, "reduce_range": True}
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _TOWERS = ("detector", "generator")
-# Where outputs are of tokens, those of padding mean nothing.
+# Models with one output per token: the outputs at padding mean nothing.
 _OF_TOKENS = (*_TOWERS, "tagging", "correction")
 _OF_ANSWERS = ("start_logits", "end_logits")
 _COLUMNS = ("text_column_name", "second_text_column_name", "label_column_name")
-_LARGEST_FILE = 2**31  # bytes of a file of protocol buffers; weights of larger models lie beside it
+_LARGEST_FILE = 2**31  # bytes of a protocol buffer file; the weights of larger models are in a file beside it
 _SPEED_SHAPE = (8, 128)
 _SPEED_SECONDS = 4.0
-# Of the batches that are compared: sequences, tokens. The graph is drawn from the first one; a size of 1 there would
-# become a constant.
+# The shapes (sequences, tokens) of the batches that are compared. The graph is traced with the first one, in which a
+# size of 1 would become a constant.
 _SHAPES = ((3, 8), (1, 2), (1, 512), (2, 17), (7, 33), (2, 128))
 
 
 RULES = (
     Rule("file", "Each names rows to try the graph on.", excludes=("data_dir",)),
-    *(Rule(name, "It is a column of this file.", needs=("file",), changes_nothing=True) for name in _COLUMNS),
+    *(Rule(name, "It names a column of this file.", needs=("file",), changes_nothing=True) for name in _COLUMNS),
     Rule("batch_size", "", needs=("file", "data_dir"), changes_nothing=True),
 )
 
@@ -112,26 +113,26 @@ class ExportArguments:
 
 @dataclass
 class Source:
-    """A model that becomes a graph."""
+    """A model that is exported."""
 
     place: str  # its directory or Hub id
-    name: str  # `detector`, `generator`, or of the task
-    kind: str  # likewise, or the kind of the task
-    model: Any  # of torch, in evaluation mode; its `config` becomes that of the export
+    name: str  # `detector`, `generator`, `discriminator`, or the name of the task
+    kind: str  # `detector`, `generator`, or the kind of the task
+    model: Any  # a torch model in evaluation mode
     tokenizer: PreTrainedTokenizerBase
-    classifier: Classifier | None = None  # of a fine-tuned model
+    classifier: Classifier | None = None  # set for a fine-tuned model
 
 
 def main(argv: list[str]) -> int:
-    """Exports a model. Raises a ValueError for one that cannot be exported, and for a graph that is not accepted."""
+    """Exports a model. Raises ValueError for a model that cannot be exported, and for a graph that is not accepted."""
     (args,) = parse_arguments((ExportArguments,), argv, description=__doc__)
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")  # the exporter and the quantizer advise much
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")  # the exporter and the quantizer log much advice
     logging.getLogger("hf_electra_rtd").setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)  # `load_with_head` checks the tensors
-    logging.getLogger("transformers.distributed").setLevel(logging.ERROR)  # by that level it tells how to shard layers
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of operators of packages that are not there
+    logging.getLogger("transformers.distributed").setLevel(logging.ERROR)  # its warnings tell how to shard layers
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # its warnings are about packages that are not installed
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ValueError(MISSING.format(package))
@@ -147,15 +148,15 @@ def main(argv: list[str]) -> int:
 
 
 def open_sources(name: str) -> Iterator[Source]:
-    """The models of a directory or a Hub id: those of a pre-training run (detector, and generator if there is one), of
-    a tower, or of a fine-tuning run. Another model is a ValueError."""
+    """Yields the models of a directory or a Hub id: those of a pre-training run (the detector, and the generator if
+    there is one), a single tower, or the model of a fine-tuning run. Raises ValueError for any other model."""
     place = identify(name)
     if place.kind == FINE_TUNED:
         yield _open_classifier(str(place.model))
     elif place.kind in (RUN, NETWORKS):
         for network in filter(None, (place.detector, place.generator)):
             source = _open_tower(network)
-            if network == place.discriminator and source.name == "generator":  # its objective predicts tokens, too
+            if network == place.discriminator and source.name == "generator":  # a discriminator that predicts tokens
                 source.name = "discriminator"
             yield source
     else:
@@ -191,7 +192,8 @@ def _evaluation(place: str) -> EvaluationRecord | None:
 
 
 class _Graph(nn.Module):
-    """A model as a function of tensors alone; a detector gives two labels a token, [0, z] where it has one logit z."""
+    """Wraps a model as a function of tensors alone. A detector returns the logits of two labels per token, [0, z]
+    instead of its single logit z."""
 
     def __init__(self, source: Source) -> None:
         super().__init__()
@@ -215,13 +217,13 @@ class _Graph(nn.Module):
 
 
 def _size_of(path: Path) -> int:
-    """The bytes of a graph, with the file beside it that holds the weights of a large one."""
+    """Returns the bytes of a graph, including the file beside it that holds the weights of a large graph."""
     return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
 
 
 def export(source: Source, directory: Path, args: ExportArguments, command: str) -> ExportRecord:
-    """Writes a model as a graph, if it is accepted, and returns the record of that. A graph that is not accepted is a
-    ValueError, and nothing is left in `directory`, which keeps what it had."""
+    """Writes a model as a graph if the graph is accepted, and returns the record of the export. Raises ValueError for
+    a graph that is not accepted; `directory` then stays as it was."""
     config = _config(source)
     tokenizer = source.tokenizer
     limit = max_length(source.model.config)
@@ -282,8 +284,9 @@ def export(source: Source, directory: Path, args: ExportArguments, command: str)
 
 
 def _config(source: Source) -> Any:
-    """That of the export: of a detector, that of the stock model with two labels a token."""
-    # Of adapters, the model has the configuration of what they were added to.
+    """Returns the configuration of the export. For a detector, it is that of the stock model with two labels per
+    token."""
+    # For adapters, `model.config` is that of the base model, so the saved configuration is read.
     is_stock = source.classifier is None
     config = copy.deepcopy(source.model.config) if is_stock else read_stock_config(source.place)
     config.architectures = [type(source.model).__name__]
@@ -294,8 +297,9 @@ def _config(source: Source) -> Any:
 
 
 def _batch(source: Source, names: Sequence[str], number: int, length: int) -> dict[str, Tensor]:
-    """Sequences of random tokens between [CLS] and [SEP], each shorter than the one before it, and padded; the second
-    half of the longest is of type 1. In multiple choice there are several for each of `number` questions."""
+    """Makes padded sequences of random tokens between [CLS] and [SEP], each shorter than the one before it. Tokens
+    after the first half of `length` have type 1. For multiple choice, there are several for each of `number`
+    questions."""
     tokenizer = source.tokenizer
     random = np.random.default_rng(0)
     shape = (number, 2 + number % 3, length) if source.kind == "multiple_choice" else (number, length)
@@ -313,7 +317,7 @@ def _batch(source: Source, names: Sequence[str], number: int, length: int) -> di
 
 
 def _write_graph(graph: _Graph, example: Mapping[str, Tensor], limit: int, path: Path, source: Source) -> None:
-    """Writes the float32 graph. One that `torch.onnx` cannot make is a ValueError."""
+    """Writes the float32 graph. Raises ValueError if `torch.onnx` cannot make it."""
     import onnx
 
     axes = [torch.export.Dim("batch"), torch.export.Dim("choices"), torch.export.Dim("sequence", min=2, max=limit)]
@@ -322,10 +326,10 @@ def _write_graph(graph: _Graph, example: Mapping[str, Tensor], limit: int, path:
     with torch.no_grad():
         options |= {"input_names": list(example), "output_names": list(graph(**example))}
     with reading(source.place, "torch.onnx makes no graph of it."), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of dimensions that inputs share, as they shall
+        warnings.simplefilter("ignore")  # it warns that inputs share dimensions, which is intended
         program: Any = torch.onnx.export(graph, (), kwargs=dict(example), **options)
     external = _bytes_of(graph) >= _LARGEST_FILE
-    # `.onnx_data` is what transformers.js looks for.
+    # transformers.js looks for the suffix `.onnx_data`.
     onnx.save_model(program.model_proto, path, save_as_external_data=external, location=f"{path.name}_data")
 
 
@@ -334,12 +338,13 @@ def _bytes_of(graph: nn.Module) -> int:
 
 
 def _quantize(path: Path, quantized: Path) -> None:
-    """Writes the graph with weights in int8, which finds the scales of what they are multiplied with as it runs."""
+    """Writes the graph with weights in int8. It quantizes activations dynamically, with scales that it computes at run
+    time."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(path)
-    # The quantizer transposes weights, keeps the shapes listed here for them, and then fails on those.
+    # The quantizer transposes weights but keeps the shapes recorded here for them, and then fails on the mismatch.
     del model.graph.value_info[:]
     quantize_dynamic(model, quantized, weight_type=QuantType.QInt8, **_QUANTIZATION)
 
@@ -351,8 +356,8 @@ def _quantize(path: Path, quantized: Path) -> None:
 def _compare(
     source: Source, models: Mapping[str, Any], batches: Sequence[Mapping[str, Tensor]]
 ) -> tuple[float, float]:
-    """The largest difference of an output from torch's, except at padding, and how large it may be. A larger one is a
-    ValueError."""
+    """Returns the largest difference of an output from torch's, except at padding, and the tolerance. Raises
+    ValueError if the difference is larger than the tolerance."""
     differences = []
     sizes = []
     for batch in batches:
@@ -364,9 +369,9 @@ def _compare(
             differences.append((theirs[name][real] - wanted[real]).abs().max())
             sizes.append(wanted[real].abs().max())
     difference, largest = (float(torch.stack(each).max()) for each in (differences, sizes))
-    # Other outputs than numbers, which are in any unit, are logits.
+    # Regression outputs may be in any unit; all other outputs are logits.
     tolerance = TOLERANCE * max(1.0, largest) if source.kind == "regression" else TOLERANCE
-    if not difference <= tolerance:  # NaN is not, either
+    if not difference <= tolerance:  # also true for NaN
         raise ValueError(
             f"The graph of {source.place} is not accepted: its outputs differ from torch's by {difference:.2g}, and "
             f"{tolerance:.0e} is allowed. Nothing was written."
@@ -375,7 +380,8 @@ def _compare(
 
 
 def _rows(source: Source, args: ExportArguments) -> Any:
-    """What the model is tried on: the kind and the labeled split of a task, or texts; None where nothing is given."""
+    """Returns the rows that the model is tried on: the kind and the labeled split of a task, or texts; None if no flag
+    names rows."""
     if args.data_dir is None and args.file is None:
         return None
     if source.classifier is not None:
@@ -392,7 +398,7 @@ def _labeled(source: Source, classifier: Classifier, args: ExportArguments) -> t
     if args.data_dir is not None:
         record = _evaluation(source.place)
         if record is None or record.benchmark == "own":
-            raise ValueError(f"--data_dir: {source.place} is of no benchmark's task that is known. Pass --file.")
+            raise ValueError(f"--data_dir: {source.place} has no record of a benchmark's task. Pass --file.")
         task = get_task(record.benchmark, record.task)
         split = load_split(task, task.dev_splits[0], args.data_dir)
     else:
@@ -412,7 +418,7 @@ def _labeled(source: Source, classifier: Classifier, args: ExportArguments) -> t
 def _try(
     source: Source, models: Mapping[str, Any], names: Sequence[str], rows: Any, batch_size: int
 ) -> dict[str, Any]:
-    """What an `ExportRecord` holds as `dev`: predictions by all models."""
+    """Returns the field `dev` of an `ExportRecord`, from the predictions of all models."""
     if source.classifier is None:
         return _try_texts(source, models, names, rows, batch_size)
     found = {}
@@ -439,8 +445,9 @@ def _are_equal(one: Any, other: Any) -> bool:
 def _try_texts(
     source: Source, models: Mapping[str, Any], names: Sequence[str], lines: Sequence[str], batch_size: int
 ) -> dict[str, Any]:
-    """Of each token, its label or the likeliest token. A choice that torch holds for as likely as its own, up to the
-    tolerance, is equal: among many tokens there are ties."""
+    """Like `_try`, for texts without labels: the prediction for each token is its label or the likeliest token. A
+    prediction that torch finds as likely as its own, up to the tolerance, counts as equal, because among many tokens
+    there are ties."""
     number = 0
     equal = dict.fromkeys(GRAPHS, 0)
     for start in range(0, len(lines), batch_size):
@@ -459,8 +466,8 @@ def _try_texts(
 
 @torch.no_grad()
 def _speeds(models: Mapping[str, Callable[..., Any]], batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sentences a second, by the fastest of at least three calls. The models take turns, so that what else the machine
-    does slows all of them; the first calls do not count."""
+    """Returns the sentences per second of each model, from the fastest of at least three calls after a first one that
+    does not count. The models take turns, so that other work on the machine slows all of them."""
     seconds = dict.fromkeys(models, math.inf)
     for model in models.values():
         model(**batch)
@@ -476,7 +483,7 @@ def _speeds(models: Mapping[str, Callable[..., Any]], batch: Mapping[str, Tensor
 
 
 def describe(record: ExportRecord, directory: Path) -> str:
-    """What a person reads of an export."""
+    """Returns the summary of an export that the command prints."""
     difference = f"{record.largest_difference:.1e} from torch's at most, at {len(record.shapes)} shapes of batches"
     lines = [f"{directory}: {record.name} as {record.model['architecture']}, accepted.", f"Outputs: {difference}."]
     if record.dev:

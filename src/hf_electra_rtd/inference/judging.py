@@ -1,5 +1,5 @@
-"""What `detect --as_is` and `correct` share: their flags, texts that are cut into pieces, and results that are written
-as lines."""
+"""The code that `detect --as_is` and `correct` share: flags, cutting texts into pieces, and writing results as
+lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hf_electra_rtd.encoders.families import max_length as longest
 from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH
 
 
-EMPTY = "it is empty"  # why a text is skipped
+EMPTY = "it is empty"  # a reason to skip a text
 _LINES_AT_ONCE = 256
 
 
@@ -53,8 +53,8 @@ TEXT_RULES = (
 
 
 class TextJudge(ABC):
-    """What judges texts of any length: it cuts them into pieces of at most `max_length` tokens at the ends of
-    sentences, and reads `batch_size` pieces at a time."""
+    """Base class of judges of texts of any length. Texts are cut into pieces of at most `max_length` tokens, at the
+    ends of sentences if possible, and `batch_size` pieces are read at a time."""
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, batch_size: int, max_length: int) -> None:
         self.model = model
@@ -65,15 +65,17 @@ class TextJudge(ABC):
 
     @abstractmethod
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
-        """What is wrong, or every word, in each piece: tuples that begin with the place of its first character."""
+        """Returns the findings for each piece: the errors, or all words, as tuples that begin with the position of the
+        first character."""
 
     @abstractmethod
     def tell(self, text: str, findings: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """The result for a text, of what `judge` says of its pieces."""
+        """Returns the result for a text from the findings of `judge` for its pieces."""
 
     def __call__(self, texts: str | Sequence[str]) -> Any:
-        """For a text, or for each of several: `source`; what the class tells of it; and `skipped`, why it or a part of
-        it could not be judged, if so. Warns of texts that are unknown to the vocabulary (see `check_known`)."""
+        """Returns the result for a text, or a list of results for several texts. A result is a dict of `source`, the
+        results of `tell`, and `skipped`, the reason if the text or a part of it could not be judged. Warns of texts
+        that are unknown to the vocabulary (see `check_known`)."""
         if isinstance(texts, str):
             return self([texts])[0]
         texts = [*texts]
@@ -82,7 +84,7 @@ class TextJudge(ABC):
 
     @torch.no_grad()
     def results(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """What is returned for each of several texts."""
+        """Returns the result for each of several texts, without the warning of a call."""
         cut = list(map(self.pieces, texts))
         pieces = [(row, begin, piece) for row, (of_text, _) in enumerate(cut) for begin, piece in of_text]
         findings: list[list[tuple[Any, ...]]] = [[] for _ in texts]
@@ -97,11 +99,12 @@ class TextJudge(ABC):
         return results
 
     def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
-        """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
+        """Returns the pieces of a text as pairs (position of the first character, piece), and the reason why the text,
+        or a part of it, cannot be judged, else None."""
         if not text.strip():
             return [], EMPTY
         encoding = self._encode([text]).encodings[0]
-        ids = encoding.ids  # which makes a list of all at each call
+        ids = encoding.ids  # the property makes a new list at each access
         if all(ids[unit.first] == self.tokenizer.unk_token_id for unit in find_units(text, encoding)):
             return [], "the vocabulary has none of its words"
         if len(encoding) <= self.max_length:
@@ -117,7 +120,7 @@ class TextJudge(ABC):
         return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
 
     def batches(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Any, dict[str, torch.Tensor]]]:
-        """Batches of texts of similar length: their places, encoding, and tensors (B, L)."""
+        """Yields batches of texts of similar length: their places in `texts`, their encoding, and tensors (B, L)."""
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for begin in range(0, len(order), self.batch_size):
             places = order[begin : begin + self.batch_size]
@@ -128,9 +131,9 @@ class TextJudge(ABC):
 
 
 def run_on_texts(judge: TextJudge, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
-    """Prints what a judge says of each text: by `show`, or as a JSON line. Says at the end how many texts were
+    """Prints the result of a judge for each text, by `show` or as a JSON line, and at the end how many texts were
     skipped. Raises ValueError for a file, or the standard input, that is unknown to the vocabulary (see
-    `check_known`), before the output file has its name."""
+    `check_known`); the output file is then not written."""
     total = 0
     num_unknown = 0
     num_tokens = 0
@@ -158,7 +161,7 @@ def run_on_texts(judge: TextJudge, arguments: TextArguments, show: Callable[[dic
 
 @contextmanager
 def _opened(path: str | None) -> Iterator[TextIO]:
-    """A file that is written whole or not at all, or the standard output."""
+    """Opens a file that is written whole or not at all, or the standard output if `path` is None."""
     if path is None:
         yield sys.stdout
         return

@@ -1,20 +1,22 @@
-"""Scores how likely a model considers each text: its pseudo-log-likelihood, as a JSON line.
+"""Scores how likely a model considers each text: prints its pseudo-log-likelihood as a JSON line.
 
     hf-electra-rtd score --model runs/electric "The chef ate the meal." "The chef ate the river."
     hf-electra-rtd score --model runs/electric < sentences.txt > scores.jsonl
 
-A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
-[SEP], in nats, and `num_tokens`. If a text has no score, `skipped` says why. Without texts, each line of the standard
-input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of
-the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token). It may also be any masked language
-model, such as a `generator/` or a directory that has one, or causal one (log p(token | those before); without a token
-for the beginning, the first token is counted but not scored). With `--counted_on`, it is the tokenizer of the blocks,
-and the sum is that of all pairs of neighbours, from [CLS] to [SEP].
+A line holds `text`; `pseudo_log_likelihood`, the sum of log p(token | all other tokens) in nats, over all tokens
+except [CLS] and [SEP]; and `num_tokens`. If a text has no score, `skipped` says why. Without texts on the command
+line, each line of the standard input is a text. `--model` is the directory of a run, a checkpoint, or a directory or
+Hub id of a saved joint model, with the objective `electric` (one pass per text), `rtd` or `mlm` (one pass per token).
+It may also be any masked language model, such as a `generator/` or a directory that has one, or a causal language
+model (log p(token | the tokens before it); without a beginning-of-sequence token, the first token is counted but not
+scored). With `--counted_on`, `--model` is the tokenizer of the blocks, and the score is the sum of log p(token | the
+token before it), from [CLS] to [SEP].
 
     hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
 
-judges pairs of sentences, of which the first is acceptable, and prints the accuracy of each phenomenon and over all
-paradigms. `--pairs` is a file or a directory: the .jsonl of BLiMP, SLING or ZhoBLiMP, or .tsv with two columns.
+judges pairs of sentences, the first of which is acceptable, and prints the accuracy for each phenomenon and the mean
+over all paradigms. `--pairs` is a file or a directory: the .jsonl files of BLiMP, SLING or ZhoBLiMP, or .tsv files
+with two columns.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from hf_electra_rtd.pair.modeling_electra_rtd import UnscorableTextError
 
 RULES = (
     Rule("pairs", "Texts are scored one by one, pairs together.", excludes=("texts",)),
-    Rule("batch_size", "It is of texts.", excludes=("pairs",), changes_nothing=True),
+    Rule("batch_size", "It is for texts.", excludes=("pairs",), changes_nothing=True),
     Rule("max_pairs", "", needs=("pairs",)),
     Rule("within_words", "Counted bigrams read no masks.", excludes=("counted_on",)),
     Rule("output_dir", "", needs=("pairs",)),
@@ -108,7 +110,7 @@ def main(argv: list[str]) -> None:
 
 def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
     started = utc_now()
-    if arguments.output_dir is not None:  # before the work
+    if arguments.output_dir is not None:  # checked before the work
         check_output(arguments.output_dir, replaces=EvaluationRecord.FILE, ours=("report_*.json",))
     pairs = read_pairs(path, arguments.max_pairs)
     judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)

@@ -1,16 +1,16 @@
-"""Which sentence of a pair does a model hold to be likelier? Accuracy on minimal pairs such as BLiMP's.
+"""Measures the accuracy of a model on minimal pairs such as BLiMP's: which sentence of a pair does it find likelier?
 
-A pair is an acceptable sentence and one that differs in little and is not. A model is right where its score of the
-acceptable one is higher, and half right where both are equal (Warstadt et al. 2020, arXiv 1912.00582). Scores are sums
-of log-probabilities in nats, without those of special tokens:
+A pair is an acceptable sentence and a slightly different one that is not acceptable. A model is right if its score of
+the acceptable sentence is higher, and half right if both scores are equal (Warstadt et al. 2020, arXiv 1912.00582).
+Scores are sums of log-probabilities in nats, without those of special tokens:
 
 - a pair of networks: its pseudo-log-likelihood ([`ElectraForRTDPretraining.pseudo_log_likelihood`]);
-- a masked language model: the sum of log p(token | the others), from one masked copy of the sentence for each token
-  (Salazar et al. 2020, arXiv 1910.14659). `within_words` also masks what stands to the right in the same word, because
-  the pieces of a word tell each other (Kauf and Ivanova 2023, arXiv 2305.10588, "PLL-word-l2r");
-- a causal language model: the sum of log p(token | those before). Without a token for the beginning, the first token
-  of a sentence has no probability and is left out;
-- counted bigrams: the sum of log p(token | the one before), from [CLS] to [SEP].
+- a masked language model: the sum of log p(token | all other tokens), from one masked copy of the sentence for each
+  token (Salazar et al. 2020, arXiv 1910.14659). `within_words` also masks the tokens to the right in the same word,
+  because the pieces of a word give each other away (Kauf and Ivanova 2023, arXiv 2305.10588, "PLL-word-l2r");
+- a causal language model: the sum of log p(token | the tokens before it). Without a beginning-of-sequence token, the
+  first token of a sentence has no probability and is left out;
+- counted bigrams: the sum of log p(token | the token before it), from [CLS] to [SEP].
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from hf_electra_rtd.pair.towers import load_masked_lm, load_whole
 
 RESAMPLES = 1000
 INTERVAL = (0.025, 0.975)
-_SEED = 0  # of the resampled paradigms: one for all models, so that their differences are paired
-_COLUMNS = ("sentence_good", "sentence_bad")  # of BLiMP's files, and those of a .tsv in order
-_SPLIT = "test"  # as records call what is judged
-SETTINGS = ("model", "pairs", "max_pairs", "within_words", "counted_on")  # which decide a result
+_SEED = 0  # for resampling paradigms; the same for all models, so that their differences are paired
+_COLUMNS = ("sentence_good", "sentence_bad")  # columns of BLiMP's files, and of a .tsv in this order
+_SPLIT = "test"  # the name of the judged pairs in records
+SETTINGS = ("model", "pairs", "max_pairs", "within_words", "counted_on")  # the settings that decide a result
 
 Scorer = Callable[[Sequence[str]], list[float]]
 
 
 @dataclass(frozen=True)
 class SentencePair:
-    """An acceptable sentence beside one that is not."""
+    """An acceptable sentence, `good`, and an unacceptable one, `bad`."""
 
-    paradigm: str  # the pairs that differ in the same way: a file
+    paradigm: str  # name of the pairs that differ in the same way, usually a file
     phenomenon: str  # the group that the paradigm belongs to
     good: str
     bad: str
@@ -70,9 +70,9 @@ class PairResult:
     """Accuracies, as fractions, on pairs of sentences."""
 
     paradigms: dict[str, float]
-    phenomena: dict[str, float]  # means over the paradigms of each
+    phenomena: dict[str, float]  # means over the paradigms of each phenomenon
     num_pairs: int
-    resampled: np.ndarray = field(repr=False)  # `accuracy` of paradigms that were drawn with replacement
+    resampled: np.ndarray = field(repr=False)  # `accuracy` for paradigms drawn with replacement, `RESAMPLES` times
 
     @property
     def accuracy(self) -> float:
@@ -81,7 +81,7 @@ class PairResult:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % of `resampled`: where the accuracy on other paradigms of the kind would lie."""
+        """The 95 % interval of `resampled`, as an estimate of the accuracy on other paradigms of the same kind."""
         low, high = np.quantile(self.resampled, INTERVAL)
         return float(low), float(high)
 
@@ -90,13 +90,13 @@ class PairResult:
 
 
 def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentencePair]:
-    """The pairs of a file, or of all `.jsonl` and `.tsv` files below a directory; of each paradigm the first
-    `max_pairs`.
+    """Reads the pairs of a file, or of all `.jsonl` and `.tsv` files below a directory: the first `max_pairs` of each
+    paradigm.
 
-    A line of `.jsonl` has `sentence_good` and `sentence_bad`, and may have the paradigm (`UID`, or `paradigm`; by
-    default the name of the file) and the phenomenon (`linguistics_term`, or `phenomenon`; by default the paradigm): so
-    BLiMP, SLING and ZhoBLiMP name them. A line of `.tsv` holds the acceptable sentence, a tab, and the other one.
-    Raises ValueError, with file and line, for anything else, and for no pairs."""
+    A line of `.jsonl` has `sentence_good` and `sentence_bad`. It may have the paradigm (`UID`, or `paradigm`; by
+    default the name of the file) and the phenomenon (`linguistics_term`, or `phenomenon`; by default the paradigm).
+    These are the names in BLiMP, SLING and ZhoBLiMP. A line of `.tsv` is the acceptable sentence, a tab, and the other
+    sentence. Raises ValueError, with file and line, for anything else, and if there are no pairs."""
     pairs: list[SentencePair] = []
     counts: Counter[str] = Counter()
     for file in _files_of(Path(path)):
@@ -125,7 +125,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def judge_pairs(pairs: Sequence[SentencePair], scorer: Scorer) -> PairResult:
-    """The accuracies of a `scorer` of sentences."""
+    """Returns the accuracies of a `scorer` of sentences."""
     scores = scorer([sentence for pair in pairs for sentence in (pair.good, pair.bad)])
     points: dict[str, list[float]] = defaultdict(list)
     groups: dict[str, set[str]] = defaultdict(set)  # the paradigms of each phenomenon
@@ -143,7 +143,8 @@ def judge_pairs(pairs: Sequence[SentencePair], scorer: Scorer) -> PairResult:
 
 
 def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int = 64) -> Scorer:
-    """Scores by a pair of networks: the pseudo-log-likelihood. Errors are those of `token_log_likelihoods`."""
+    """Returns a scorer by a pair of networks: the pseudo-log-likelihood. It raises the errors of
+    `token_log_likelihoods`."""
 
     def of_batch(texts: Sequence[str]) -> list[float]:
         return model.pseudo_log_likelihood(texts, tokenizer, batch_size)
@@ -152,9 +153,9 @@ def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int
 
 
 def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False, batch_size: int = 256) -> Scorer:
-    """Scores by a masked language model."""
+    """Returns a scorer by a masked language model."""
     if not mixes_by_attention(network.config):
-        batch_size = 1  # others read the padding, too
+        batch_size = 1  # other networks may also read the padding
 
     @torch.inference_mode()
     def of_batch(texts: Sequence[str]) -> list[float]:
@@ -177,9 +178,9 @@ def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False, batc
 
 
 def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
-    """Scores by a causal language model."""
+    """Returns a scorer by a causal language model."""
     begin = tokenizer.bos_token_id
-    padding = tokenizer.pad_token_id or 0  # never seen: it stands to the right of all that is scored
+    padding = tokenizer.pad_token_id or 0  # any id will do: padding is to the right of all scored tokens
 
     @torch.inference_mode()
     def of_batch(texts: Sequence[str]) -> list[float]:
@@ -197,8 +198,8 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
 
 
 def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
-    """Scores by bigrams that were counted on prepared text, from [CLS] to [SEP]. Raises `UnscorableTextError` for a
-    text without a token."""
+    """Returns a scorer by bigrams that were counted on prepared text, from [CLS] to [SEP]. It raises
+    `UnscorableTextError` for a text without a token."""
 
     def score(texts: Sequence[str]) -> list[float]:
         scores = []
@@ -213,18 +214,19 @@ def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of texts, in which `[MASK]` is text, without special tokens."""
+    """Returns the ids of texts, without special tokens. A `[MASK]` in a text is read as text."""
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     ids: list[list[int]] = tokenizer([*texts], **options)["input_ids"]
     return ids
 
 
 def _by_length(of_batch: Scorer, network: Any, tokenizer: Any, batch_size: int, texts: Sequence[str]) -> list[float]:
-    """The scores of all texts, in batches of texts of about the same length, each text once. Raises
-    `UnscorableTextError` for a text without a token, or with more than the network reads."""
+    """Returns the scores of all texts. Each distinct text is scored once, in batches of similar length. Raises
+    `UnscorableTextError` for a text without a token, or with more tokens than the network reads."""
     distinct = list(dict.fromkeys(texts))
     lengths = list(map(len, token_ids(tokenizer, distinct)))
-    special = max(1, tokenizer.num_special_tokens_to_add())  # what a causal model begins with is not among them
+    # At least 1, because the tokenizer of a causal model does not count the token that a sentence begins with.
+    special = max(1, tokenizer.num_special_tokens_to_add())
     room = max_length(network.config) - special
     for text, length in zip(distinct, lengths, strict=True):
         if not 0 < length <= room:
@@ -244,7 +246,7 @@ def _by_length(of_batch: Scorer, network: Any, tokenizer: Any, batch_size: int, 
 
 @dataclass(frozen=True)
 class Judge:
-    """A scorer, and what records say of its model."""
+    """A scorer, with the model and tokenizer that records describe."""
 
     scorer: Scorer
     network: Any  # None for counted bigrams
@@ -252,9 +254,9 @@ class Judge:
 
 
 def load_judge(name: str, within_words: bool = False, counted_on: str | None = None) -> Judge:
-    """The scorer of a pair of networks, a masked or a causal language model (a directory or a Hub id), or with
-    `counted_on`, a block file, of bigrams in the tokens of `name`. Raises ValueError for any other model, and for
-    `within_words` where it is not one that fills masks."""
+    """Loads the scorer of a pair of networks, or of a masked or causal language model (a directory or a Hub id). With
+    `counted_on`, a block file, loads the scorer of its bigrams; `name` is then the tokenizer of the blocks. Raises
+    ValueError for any other model, and for `within_words` with a model that does not fill masks."""
     if counted_on is not None:
         tokenizer = load_tokenizer(name)
         blocks = BlockFile(counted_on)
@@ -287,7 +289,7 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
     network.eval()
     if torch.accelerator.is_available():
         network.to(torch.accelerator.current_accelerator())
-    # A causal one has neither [CLS] nor [MASK], and often no padding.
+    # `load_tokenizer` would refuse that of a causal model, which has neither [CLS] nor [MASK], and often no padding.
     load = partial(load_pretrained, AutoTokenizer) if make is causal_scorer else load_tokenizer
     tokenizer = load(place.tokenizer)
     options = {"within_words": True} if within_words else {}
@@ -300,8 +302,9 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
 def write_result(
     directory: str | Path, result: PairResult, judge: Judge, command: str, settings: Mapping[str, Any], started: str
 ) -> EvaluationRecord:
-    """Writes `evaluation_record.json`, and `report_test.json` with the accuracy of each paradigm and what `compare`
-    takes differences of. `settings`: those of `SETTINGS`, as they were given; `started`: when, in UTC."""
+    """Writes `evaluation_record.json`, and `report_test.json` with the accuracy of each paradigm and the resampled
+    accuracies, whose differences `compare` reports. `settings` are the values of `SETTINGS` as the user gave them;
+    `started` is the time of the start, in UTC. Returns the record."""
     path = Path(settings["pairs"])
     model = Path(settings["model"])
     network = judge.network

@@ -66,9 +66,9 @@ _COMPARED = 256
 class RTDTrainingArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the defaults of the paper, and what masking needs.
 
-    `optim` `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`], `muon` [`ElectraMuon`];
-    `lr_scheduler_type="linear"` is decay times warm-up; bfloat16 is the default where the GPU supports it (for CPUs,
-    see [`settle_precision`]).
+    For `optim`, `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`], and `muon` means [`ElectraMuon`].
+    `lr_scheduler_type="linear"` means decay times warm-up. bfloat16 is the default on a GPU that supports it (for
+    CPUs, see [`settle_precision`]).
     """
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
@@ -123,7 +123,7 @@ class RTDTrainingArguments(TrainingArguments):
         self.chooses_precision = self.bf16 is None
         settle_by_device(self)
         is_muon = self.optim == MUON
-        if is_muon:  # which transformers does not know
+        if is_muon:  # transformers does not know this name
             self.optim = OptimizerNames.ADAMW_TORCH.value
         super().__post_init__()
         if is_muon:
@@ -131,7 +131,7 @@ class RTDTrainingArguments(TrainingArguments):
         check_reports(self)
         loading: Any = self.accelerator_config
         if loading.split_batches:
-            raise ValueError("accelerator_config: split_batches would make batches smaller than they are named.")
+            raise ValueError("accelerator_config: split_batches would make batches smaller than their flags say.")
 
     @property
     def sequences_per_step(self) -> int:
@@ -145,8 +145,8 @@ class RTDTrainingArguments(TrainingArguments):
 
     @classmethod
     def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
-        """The recipe of a named size, an unknown one is a ValueError, for the length that is given (see
-        [`recipes.of_length`])."""
+        """Returns the recipe of a named size for the length that `overrides` give (see [`recipes.of_length`]);
+        `overrides` win over the recipe. Raises ValueError for an unknown size."""
         recipe = of_length(get_size(size).pretraining, overrides.get("max_steps"), overrides.get("num_train_epochs"))
         return cls(output_dir=output_dir, **{**recipe, **overrides})
 
@@ -191,9 +191,9 @@ TRAINER_RULES = (
         changes_nothing=True,
     ),
 )
-# Where nothing learns but the discriminator.
+# For runs in which only the discriminator learns.
 ALONE_RULES = (Rule("generator_learning_rate", "Nothing learns but the discriminator.", changes_nothing=True),)
-# Of every run that may be published.
+# For every run that may be published.
 HUB_RULES = (
     Rule("hub_token", "It would be written into the run's files. Set HF_TOKEN, or use `hf auth login`."),
     Rule("push_to_hub", "Its repositories' names begin with it.", needs=("hub_model_id",)),
@@ -223,20 +223,22 @@ def check_reports(args: TrainingArguments) -> None:
 
 
 def check_publishing(args: TrainingArguments, *facts: Any) -> None:
-    """Warns of flags of the publication (dataclasses) of a run that is not published."""
+    """Warns of publication flags (the fields of the dataclasses `facts`) that are given for a run that is not
+    published."""
     names = [entry.name for group in facts for entry in fields(group)]
     rules = [Rule(name, "Give it to `publish`.", needs=("push_to_hub",), changes_nothing=True) for name in names]
     check_arguments(args, *facts, rules=rules)
 
 
 def settle_by_device(args: Any) -> None:
-    """Sets `bf16`, `dataloader_pin_memory`, `accelerator_config` (copies to a GPU that are not waited for) and
-    `disable_tqdm` by the device and the screen where they are None."""
+    """Fills in arguments that are None, according to the device and the screen: `bf16`, `dataloader_pin_memory`,
+    `accelerator_config` (non-blocking copies to a GPU) and `disable_tqdm`. Sets `use_cpu` if there is no
+    accelerator."""
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.accelerator.is_available():
-        args.use_cpu = True  # without which bfloat16 is refused, and processes do not find each other
+        args.use_cpu = True  # otherwise bfloat16 is refused, and processes do not find each other
     if args.disable_tqdm is None:
         args.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
     if args.dataloader_pin_memory is None:
@@ -246,9 +248,10 @@ def settle_by_device(args: Any) -> None:
 
 
 def settle_precision(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
-    """On a CPU, keeps freed memory and, where the arguments leave it open, settles whether matrix products are in
-    bfloat16. A new run uses what is faster. A resumed run keeps the precision of its checkpoint, whose run `before`
-    describes. Every process must call it, before its Trainer is made; all do what suits the main one."""
+    """On a CPU, lets glibc keep freed memory, and decides whether matrix products are in bfloat16 if the arguments
+    leave it open. A new run uses bfloat16 if that is faster and `hidden_size` is in the range where both precisions
+    were compared. A resumed run keeps the precision of its checkpoint, whose run `before` describes. Every process
+    must call it before its Trainer is made; the main process decides for all."""
     if args.device.type != "cpu":
         return
     keep_freed_memory()
@@ -260,7 +263,7 @@ def settle_precision(args: RTDTrainingArguments, hidden_size: int, before: Mappi
 
 
 def _is_rounded(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None) -> bool:
-    """Whether a run on a CPU multiplies in bfloat16."""
+    """Returns whether a run on a CPU multiplies in bfloat16."""
     if not args.chooses_precision or args.mixed_precision != "no":
         return bool(args.bf16)
     if before is not None:
@@ -281,8 +284,8 @@ def is_fast_in_bfloat16() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep what tensors on the CPU free for those that come next. By default it gives large blocks back to
-    the system, which hands them out again page by page: up to a tenth of a step."""
+    """Lets glibc keep the memory of freed CPU tensors for later ones. By default it gives large blocks back to the
+    system, which hands them out again page by page; this takes up to a tenth of a step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST)
@@ -291,8 +294,8 @@ def keep_freed_memory() -> None:
 
 def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokenizer: Any = None) -> None:
     """Writes the mask and keep probability of a run, and the special tokens of its tokenizer, into the configuration
-    of its pair. Raises ValueError for a pair that cannot learn by these arguments, and where a tokenizer that is
-    needed is not given."""
+    of its pair. Raises ValueError for a pair that cannot learn with these arguments, and if a necessary tokenizer is
+    missing."""
     if config.traits.needs_noise and config.mask_probability != args.mask_probability:
         raise ValueError(
             f"The pair was made with mask_probability={config.mask_probability:g}, but the run masks "

@@ -1,8 +1,8 @@
-"""Checkpoints, whole or not there; and models that several processes share.
+"""Checkpoints, which are complete or absent; and models that several processes share.
 
 Everything is written by `files.writing`, which forces it to disk before it gets its name, and removed by
-`files.remove_directory`. So a process that is killed at any moment leaves whole checkpoints only. A checkpoint has a
-manifest with the SHA-256 of every file: what it vouches for is not looked at a second time.
+`files.remove_directory`. So a process that is killed at any moment leaves only complete checkpoints. Each checkpoint
+has a manifest with the SHA-256 of every file. Files that match the manifest are not checked any further.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FRACTIONS_DIRECTORY = "fractions"
 MANIFEST_FILE = "checkpoint.json"
 STATE_FILE = "trainer_state.json"
 OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written or those of another are removed
-# What a resumed run must have in common with its checkpoint, beside the `OPTIONS` of the pair: of the configuration of
-# each tower, and of the arguments.
+# The settings that a resumed run must share with its checkpoint, in addition to the `OPTIONS` of the pair:
+# fields of the configuration of each tower, and arguments.
 _OF_TOWERS = (
     "model_type",
     "vocab_size",
@@ -74,19 +74,19 @@ _OF_OPTIMIZER = (
 
 
 def list_checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints of a run, by step."""
+    """Returns the checkpoints of a run, sorted by step."""
     paths = Path(output_dir).glob(f"{CHECKPOINT_PREFIX}*")
     ours = (path for path in paths if path.is_dir() and path.name.removeprefix(CHECKPOINT_PREFIX).isdigit())
     return sorted(ours, key=checkpoint_step)
 
 
 def checkpoint_step(path: Path) -> int:
-    """The optimizer steps before a checkpoint, from its name."""
+    """Returns the number of optimizer steps before a checkpoint, from its name."""
     return int(path.name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """The last whole checkpoint, or None. Warns of later ones that are damaged."""
+    """Returns the last complete checkpoint, or None. Warns of later ones that are damaged."""
     for path in reversed(list_checkpoints(output_dir)):
         try:
             read_checkpoint(path)
@@ -97,8 +97,8 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def read_checkpoint(checkpoint: str | os.PathLike[str], verify: bool = True) -> tuple[dict[str, Any], TrainerState]:
-    """The manifest of a checkpoint (`run`, `files`), and the state of the loop. `verify` compares the hash of every
-    file. Raises ValueError if one is missing or not as it was written."""
+    """Returns the manifest of a checkpoint (`run`, `files`), and the state of the training loop. With `verify`, the
+    hash of every file is compared. Raises ValueError if a file is missing or was altered."""
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -116,15 +116,15 @@ def read_checkpoint(checkpoint: str | os.PathLike[str], verify: bool = True) -> 
 def describe_run(
     model: ElectraForRTDPretraining, stream: Any, held_out: Any, args: RTDTrainingArguments
 ) -> dict[str, Any]:
-    """What a resumed run must have in common with its checkpoint: what the networks are and do, what the optimizer
-    would take from the checkpoint whatever the flags say, and what decides the sequences, masks and samples of a step,
-    and what its metrics are of."""
+    """Returns the settings that a resumed run must share with its checkpoint: the architecture and objective of the
+    networks, and the optimizer settings (which the checkpoint would override silently). For a [`SequenceStream`], also
+    what decides the sequences, masks and samples of a step, and which held-out sequences are evaluated."""
     described: dict[str, Any] = {name: getattr(model.config, name) for name in OPTIONS}
     for name, tower in model.config.towers.items():
         described |= {f"{name}.{key}": getattr(tower, key, None) for key in _OF_TOWERS}
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
     described["lr_scheduler_type"] = SchedulerType(args.lr_scheduler_type).value
-    described["optim"] = args.optim.removesuffix("_fused")  # which is the same
+    described["optim"] = args.optim.removesuffix("_fused")  # both compute the same
     if not isinstance(stream, SequenceStream):
         return described
     return described | {
@@ -149,9 +149,10 @@ def _identify(stream: Any) -> str | int | None:
 def check_resumable(
     checkpoint: str | os.PathLike[str], max_steps: int, described: dict[str, Any], verify: bool
 ) -> tuple[dict[str, Any], TrainerState]:
-    """How the run before was described, and the state of its checkpoint, from which this run can resume.
-    `described` is as in [`writing_checkpoint`], `verify` as in [`read_checkpoint`]. Raises ValueError for a checkpoint
-    that is not whole, is of another stream, model or optimizer, or is beyond the end of the run."""
+    """Checks that this run can resume from a checkpoint. Returns the description of the run that wrote it, and its
+    state. `described` describes this run as in [`writing_checkpoint`]; `verify` is as in [`read_checkpoint`]. Raises
+    ValueError for a checkpoint that is damaged, belongs to another stream, model or optimizer, or is beyond the end of
+    the run."""
     manifest, state = read_checkpoint(checkpoint, verify)
     before = manifest["run"]
     changed = [
@@ -168,8 +169,8 @@ def check_resumable(
 
 
 def follow_schedule(schedule: Any) -> None:
-    """Sets the learning rate of the next step after loading: that in the checkpoint is by the length of the run that
-    left it, which may have had fewer steps."""
+    """Sets the learning rate of the next step after loading. The rate in the checkpoint follows from the length of the
+    run that wrote it, which may have had fewer steps."""
     schedule = getattr(schedule, "scheduler", schedule)  # as `accelerate` prepared it
     if isinstance(schedule, LambdaLR):
         pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
@@ -186,11 +187,11 @@ def follow_schedule(schedule: Any) -> None:
 def writing_checkpoint(
     output_dir: str | os.PathLike[str],
     accelerator: Accelerator,
-    keep: int | None,  # this checkpoint and the last ones before, beside the best one; None keeps all
+    keep: int | None,  # the number of checkpoints to keep, this one included, the best one not; None keeps all
     state: TrainerState,  # read when the block ends
     described: dict[str, Any],  # by `describe_run`
 ) -> Iterator[Path]:
-    """Yields a path, the same in every process, to write the files of a checkpoint into. It becomes
+    """Yields a path, the same in every process, to write the files of a checkpoint into. The path becomes
     `output_dir/checkpoint-<step>` when all processes have left the block; then old checkpoints are removed. Raises
     OSError if anything could not be written; earlier checkpoints stay as they are."""
     target = Path(output_dir) / f"{CHECKPOINT_PREFIX}{state.global_step}"
@@ -217,7 +218,7 @@ def writing_checkpoint(
 def _remove_old_checkpoints(output_dir: str | os.PathLike[str], keep: int, state: TrainerState) -> None:
     best = Path(state.best_model_checkpoint or "").name
     ours = [path for path in list_checkpoints(output_dir) if (path / MANIFEST_FILE).exists() and path.name != best]
-    # Later ones go first: they were damaged, so that this run fell back to one before them.
+    # Later ones are removed first: they were damaged, so that this run resumed from an earlier one.
     ours.sort(key=lambda path: checkpoint_step(path) <= state.global_step)
     for path in ours[:-keep]:
         remove_directory(path)
@@ -227,19 +228,21 @@ def _remove_old_checkpoints(output_dir: str | os.PathLike[str], keep: int, state
 
 
 def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:
-    """The steps after which a run exports its models, in order, with the fraction that each stands for: the largest of
-    those that come to the same step."""
+    """Returns the steps after which a run exports its models, in order, with the fraction of each. If several
+    fractions come to the same step, the largest one counts."""
     # Without the rounding, 0.07 of 100 steps would be 7.000000000000001, and end up at 8.
     return {max(1, math.ceil(round(fraction * max_steps, 6))): fraction for fraction in sorted(fractions or ())}
 
 
 def fraction_directory(output_dir: str, fraction: float) -> Path:
-    """The export at a fraction of a run, with `generator/`, `discriminator/` and `fraction.json`: `fractions/6.25`."""
+    """Returns the directory of the export at a fraction of a run, such as `fractions/6.25`. It holds `generator/`,
+    `discriminator/` and `fraction.json`."""
     return Path(output_dir) / FRACTIONS_DIRECTORY / f"{100 * fraction:.10g}"
 
 
 def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -> list[FractionRecord]:
-    """The exports of a run up to a step, in order; those of a run of another length do not count."""
+    """Returns the records of a run's exports up to a step, in order. Exports of a run of another length are left
+    out."""
     records = []
     for step, fraction in fraction_steps(args.checkpoint_fractions, max_steps).items():
         path = fraction_directory(str(args.output_dir), fraction)
@@ -254,9 +257,9 @@ def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -
 
 
 def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Accelerator) -> None:
-    """Lets FSDP2 shard tied tensors; call it before `accelerator.prepare`, which would shard the input and the output
-    embeddings in groups of their own, where torch refuses a tensor in two. Raises ValueError for shared layers, and
-    for FSDP1, whose flat parameters would get no weight decay and no checkpoint."""
+    """Lets FSDP2 shard tied tensors. Call it before `accelerator.prepare`, which would shard the input and the output
+    embeddings in two groups; torch refuses a tensor that is in both. Raises ValueError for shared layers, and for
+    FSDP1, whose flat parameters would get no weight decay and no checkpoint."""
     if accelerator.distributed_type == DistributedType.FSDP:
         if not accelerator.is_fsdp2:
             raise ValueError("FSDP1 is not supported. Use FSDP2: examples/accelerate_configs/fsdp2.yaml.")
@@ -271,8 +274,9 @@ def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Acce
 def gather_pair(
     pair: ElectraForRTDPretraining, prepared: nn.Module, accelerator: Accelerator
 ) -> ElectraForRTDPretraining:
-    """The model with all of its tensors: `pair` itself, or a copy on the main process where training shards it. Draws
-    no random number. Every process must call it; `prepared` is what `accelerator` made of the model."""
+    """Returns the model with all of its tensors: `pair` itself or, if training shards it, a copy on the main process
+    and `pair` on the others. Draws no random number. Every process must call it. `prepared` is the model that
+    `accelerator` prepared."""
     if accelerator.distributed_type != DistributedType.FSDP:
         return pair
     tensors = accelerator.get_state_dict(prepared)

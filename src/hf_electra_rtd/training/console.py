@@ -1,4 +1,4 @@
-"""What a person sees of a run: a line for each log, tables, and what the discriminator finds at the end."""
+"""The screen output of a run: a line for each log, tables, and at the end what the discriminator finds."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.meters import NEAR_CHANCE, OLD
 
 
-WIDTH = 100  # columns of what is printed where there is no terminal; every log line fits
-# What a line shows of a training log, and of an evaluation; the record has everything.
+WIDTH = 100  # columns of the output without a terminal; every log line fits
+# The metrics in the line of a training log, and of an evaluation; the record has all metrics.
 _BRIEF = {
     "generator_loss",
     "discriminator_loss",
@@ -44,10 +44,10 @@ _BRIEF = {
 _BRIEF_HELD_OUT = {*_BRIEF, "discriminator_auc", "bigram_auc"} - {"discriminator_recall"}
 _LONGEST_START = 64  # tokens shown of a sequence
 _SCORED_TOKENS = 2048  # of held-out text
-_SENTENCES = 3  # of it that are shown
+_SENTENCES = 3  # of held-out text that are shown
 _LONGEST_SENTENCE = 18  # tokens
-_LONGEST_TEXT = 150  # signs of a sentence with its marks, before the last word: two lines
-# What a score above or below 0.5 says of a token, by whether it was replaced and is called so, with its style.
+_LONGEST_TEXT = 150  # columns of a sentence with its marks, before the last word: two lines
+# The verdict on a token and its style, by two facts: the token was replaced, and its score is above 0.5.
 _VERDICTS = {
     (True, True): ("found", "bold green"),
     (True, False): ("missed", "bold yellow"),
@@ -61,8 +61,9 @@ SCORES = "x 2: twice the average probability of being replaced ({:.2f}). Above 0
 
 
 def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Each network's metrics, whose names begin with `prefix`, as text: `{"generator": "loss 6.012, accuracy 9.8%"}`.
-    A network that predicts tokens in place of the discriminator is called `encoder`."""
+    """Returns a text for each network of its metrics whose names begin with `prefix`, such as
+    `{"generator": "loss 6.012, accuracy 9.8%"}`. A network that predicts tokens in place of the discriminator is
+    called `encoder`."""
     described = {}
     predicts = any(name.endswith("discriminator_masked_accuracy") for name in metrics)
     for network in ("generator", "discriminator", "bigram"):
@@ -78,8 +79,8 @@ def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, 
 
 
 def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
-    """The line for a log of training steps or of an evaluation; None for other logs. The time left is that of
-    training steps, as many as are left, at the speed of those that were trained."""
+    """Returns the line for a log of training steps or of an evaluation; None for other logs. The time left is that of
+    the remaining training steps, at the speed of the steps so far."""
     step = state.global_step
     max_steps = max(1, state.max_steps)
     for title, prefix in (("held out", "eval_"), ("old text", OLD)):
@@ -94,7 +95,8 @@ def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
 
 
 class LinesCallback(PrinterCallback):
-    """Prints lines of text instead of dictionaries; `describe` makes that of a log, or None for no line."""
+    """Prints logs as lines of text instead of dictionaries. `describe` returns the line of a log, or None for no
+    line."""
 
     def __init__(self, describe: Callable[[Mapping[str, float], TrainerState], str | None] = format_log) -> None:
         super().__init__()
@@ -108,20 +110,20 @@ class LinesCallback(PrinterCallback):
 
 
 class LinesAndBarCallback(LinesCallback, ProgressCallback):
-    """The same beside the Trainer's progress bar."""
+    """Prints the same lines, and shows the Trainer's progress bar."""
 
 
 # ---- Tables ----
 
 
 def open_console(**options: Any) -> Console:
-    """The screen: as wide as its terminal or COLUMNS say, else `WIDTH` columns."""
+    """Opens the console: as wide as its terminal or COLUMNS says, else `WIDTH` columns."""
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if is_known else WIDTH, **options)
 
 
 def print_rows(title: str, rows: Iterable[Sequence[str]], console: Console, header: Sequence[str] = ()) -> None:
-    """Prints labels and values in columns under a title; the last column is folded to the console."""
+    """Prints labels and values in columns under a title; the last column is wrapped to the width of the console."""
     table = [row for row in (header, *rows) if row]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     console.print(title, style="bold", markup=False)
@@ -131,7 +133,7 @@ def print_rows(title: str, rows: Iterable[Sequence[str]], console: Console, head
 
 
 def print_folded(text: Text, console: Console, start: str = "  ") -> None:
-    """Prints a text whose lines begin below each other, the first behind `start`."""
+    """Prints a text after `start`, wrapped to the width of the console with its lines aligned."""
     for line in text.wrap(console, max(20, console.width - cell_len(start))):
         line.rstrip()
         console.print(Text(start) + line, soft_wrap=True)
@@ -139,7 +141,8 @@ def print_folded(text: Text, console: Console, start: str = "  ") -> None:
 
 
 def print_columns(labels: Sequence[str], columns: Iterable[Sequence[Text]], console: Console) -> None:
-    """Prints columns of cells side by side, folded to the console, with the labels of the lines at their left."""
+    """Prints columns of cells side by side, wrapped to the width of the console; the labels of their lines are on the
+    left."""
     table = Table.grid(padding=(0, 2, 0, 0))
     cells = [Text("\n").join([*column, Text()]) for column in columns]
     table.add_row(Text("\n".join(labels), "dim"), Columns(cells, padding=(0, 2, 0, 0)))
@@ -155,18 +158,18 @@ class ScoredToken(NamedTuple):
     original: str
     corrupted: str  # what the discriminator read
     masked: bool
-    probability: float  # of "replaced"; NaN where it is not asked
+    probability: float  # that the token was replaced; NaN where the discriminator is not asked
     visible: str = ""  # what the generator read
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """`found`, `missed`, `false alarm` or nothing, and its style."""
+        """`found`, `missed`, `false alarm` or an empty text, and the style to print it in."""
         return _VERDICTS[self.original != self.corrupted, self.probability > 0.5]
 
 
 @torch.no_grad()
 def read_tokens(model: ElectraForRTDPretraining, collator: Any, sequences: Any) -> list[list[ScoredToken]]:
-    """The tokens of sequences, corrupted as in an evaluation, and the discriminator's scores."""
+    """Returns the tokens of each sequence, corrupted as in an evaluation, with the scores of the discriminator."""
     batch = {name: tensor.to(model.device) for name, tensor in collator(sequences).items()}
     training = model.training
     output: Any = model.eval()(**batch)
@@ -187,8 +190,9 @@ def read_tokens(model: ElectraForRTDPretraining, collator: Any, sequences: Any) 
 
 
 def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any, console: Console) -> None:
-    """Corrupts sequences and prints the start of each; at masked positions also what is visible there, what the
-    generator samples and the discriminator's label. Samples are those of the first step but for dropout."""
+    """Corrupts sequences and prints the start of each. At masked positions it also prints the token that is visible
+    there and, with a generator, the token that the generator samples and the discriminator's label. Apart from
+    dropout, the samples are those of the first step."""
     stages = ["original", "masked", "sampled", "label"][: 4 if model.config.traits.has_generator else 2]
     console.print(f"Sequences of the first step, {'/'.join(stages)}", style="bold")
     for tokens in read_tokens(model, collator, sequences):
@@ -201,7 +205,7 @@ def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any
 
 
 def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
-    """`23 of 41 replaced tokens found, 3 false alarms`."""
+    """Returns a summary such as `23 of 41 replaced tokens found, 3 false alarms`."""
     counts = Counter(token.verdict[0] for token in tokens)
     replaced = counts["found"] + counts["missed"]
     alarms = counts["false alarm"]
@@ -210,7 +214,8 @@ def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
 
 
 def describe_reading(auc: float, bigram: float | None) -> str:
-    """What an AUC says of the discriminator, beside that of counted pairs of words where there is one."""
+    """Returns in words how good an AUC is, compared with the AUC of counted pairs of words (`bigram`) if there is
+    one."""
     if auc < NEAR_CHANCE:
         return "is near chance"
     if bigram is None:
@@ -219,19 +224,19 @@ def describe_reading(auc: float, bigram: float | None) -> str:
 
 
 def average_probability(tokens: Iterable[ScoredToken]) -> float:
-    """The mean over the tokens where the discriminator is asked; 1 where there is none."""
+    """Returns the mean over the tokens where the discriminator is asked; 1 if there are none, or the mean is 0."""
     asked = [token.probability for token in tokens if not math.isnan(token.probability)]
     return sum(asked) / max(1, len(asked)) or 1.0
 
 
 def show(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase, stage: str = "original") -> list[str]:
-    """What the tokens were at a stage (`original`, `visible`, `corrupted`), as people read it."""
+    """Returns the tokens at a stage (`original`, `visible`, `corrupted`), in a form for readers."""
     return shown_tokens(tokenizer, [getattr(token, stage) for token in tokens])
 
 
 def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase) -> list[ScoredToken]:
-    """The first sentence with a replaced token, one that is there from its beginning if there is such a one, or the
-    tokens around it where it is long; empty without one."""
+    """Returns the first sentence with a replaced token, preferably one whose beginning is in the sequence; of a long
+    sentence, the part around that token. Empty if no token was replaced."""
     special = {tokenizer.cls_token, tokenizer.sep_token}
     shown = show(tokens, tokenizer)
     replaced = [at for at, token in enumerate(tokens) if token.original != token.corrupted]
@@ -246,8 +251,8 @@ def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerB
 
 
 def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreTrainedTokenizerBase) -> Text:
-    """A sentence as the discriminator read it. After a word that was replaced, or taken for replaced, stands what it
-    was, whether it was found, and the probability divided by the `average`. A long text is cut after a word."""
+    """Returns a sentence as the discriminator read it. A word that was replaced, or taken for replaced, is followed by
+    the original word, the verdict, and the probability divided by `average`. A long text is cut after a word."""
     words = [tokens[each.start : each.stop] for each in words_of(tokenizer, [token.original for token in tokens])]
     text = Text()
     for word, shown in zip(words, join_words(tokenizer, [[t.corrupted for t in word] for word in words]), strict=True):
@@ -273,8 +278,8 @@ def print_summary(
     held_out: SequenceStream | None,
     collator: DataCollatorForRTD,
 ) -> None:
-    """Prints what the discriminator of a finished run finds in held-out text, what the run cost, its held-out
-    metrics, and what to do next. The model is read from `output_dir`, where it lies whole even if it was sharded."""
+    """Prints what the discriminator of a finished run finds in held-out text, what the run cost, its held-out metrics,
+    and what to do next. The model is loaded from `output_dir`, where it is complete even if training sharded it."""
     console = open_console()
     config = ElectraRTDConfig.from_dict(record.model)
     metrics = describe_metrics(record.metrics, "eval_")
@@ -282,7 +287,7 @@ def print_summary(
     if detects and held_out is not None:
         model = ElectraForRTDPretraining.from_pretrained(output_dir, dtype="float32")
         _print_findings(model, record.metrics, held_out, collator, console)
-        metrics.pop("bigram", None)  # it stands there
+        metrics.pop("bigram", None)  # the findings show it
     speed = record.tokens / max(record.train_seconds, 1e-9)
     rows = {
         "tokens": f"{record.tokens:,} in {record.sequences:,} sequences, {record.steps:,} steps",

@@ -1,4 +1,4 @@
-"""The directory of a run: whose files lie there, which checkpoint the run goes on from, and what it leaves."""
+"""The directory of a run: who owns its files, which checkpoint the run continues from, and the results it writes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hf_electra_rtd.training.checkpoints import (
 
 logger = logging.getLogger(__name__)
 
-# What a run replaces: files (None), and directories with a file by which we know our own.
+# What a run replaces: files (None), and directories, each with a file that identifies it as ours.
 _REPLACED = {
     "config.json": None,
     "model.safetensors": None,
@@ -53,14 +53,14 @@ _REPLACED = {
     "discriminator": "config.json",
     "detector": "config.json",
 }
-# By which we know that a run of ours is there, finished or not.
+# These show that a directory holds a run of ours, finished or not.
 _MARKS = (
     PretrainingRecord.FILE,
     OUTPUTS,
     f"{CHECKPOINT_PREFIX}*/{MANIFEST_FILE}",
     f"{FRACTIONS_DIRECTORY}/*/{FractionRecord.FILE}",
 )
-# Of what is replaced, what a tokenizer is read from.
+# The replaced files that a tokenizer is loaded from.
 _READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
@@ -68,8 +68,8 @@ _READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
 def holds_run(output_dir: str | os.PathLike[str]) -> bool:
-    """Whether a run of ours, finished or not, lies in a directory. Raises ValueError if something is there that a run
-    would replace, and that none of ours has left."""
+    """Returns whether a directory holds a run of ours, finished or not. Raises ValueError if it holds files that a run
+    would replace, but that no run of ours has left."""
     directory = Path(output_dir)
     for path in list_checkpoints(directory):
         check_output(path, replaces=MANIFEST_FILE)
@@ -86,13 +86,13 @@ def holds_run(output_dir: str | os.PathLike[str]) -> bool:
 
 
 def check_outputs(directory: Path) -> None:
-    """Raises ValueError if something lies where a run writes its outputs and is none of its files."""
+    """Raises ValueError if something that is not ours lies where a run writes its outputs."""
     for name, known_by in _REPLACED.items():
         check_output(directory / name, replaces=known_by)
 
 
 def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
-    """Raises ValueError for a model, by its flag, that lies where a run in `output_dir` writes."""
+    """Raises ValueError for a model, named by its flag, that lies where a run in `output_dir` writes."""
     directory = Path(output_dir).resolve()
     for flag, source in sources.items():
         place = Path(source).resolve()
@@ -109,9 +109,10 @@ def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -
 def settle_directory(
     args: RTDTrainingArguments, sources: dict[str, str], overwrite: bool, locks: bool, until_the_end: ExitStack
 ) -> str | None:
-    """Locks the output directory until the end, unless it is only looked at, and chooses the checkpoint
-    (`find_checkpoint`). The main process does it for all, which then go on from the same checkpoint or end alike.
-    `sources` are models by their flags. Raises ValueError, too, where a process has another directory of that name."""
+    """Returns the checkpoint to resume from (`find_checkpoint`) and, with `locks`, locks the output directory until
+    `until_the_end` closes. The main process does this for all processes: they then resume from the same checkpoint, or
+    raise the same error. `sources` are models by their flags. Raises the errors of `check_sources` and
+    `find_checkpoint`, and ValueError if a process sees another directory under this name."""
     output_dir = str(args.output_dir)
     # From the main process: the checkpoint or the error, and the name of a directory that all must see.
     shared: list[Any] = [None, ""]
@@ -119,7 +120,7 @@ def settle_directory(
         if args.process_index == 0:
             try:
                 check_sources(output_dir, sources)
-                holds_run(output_dir)  # what is not ours is refused before anything is written
+                holds_run(output_dir)  # files that are not ours are refused before anything is written
                 if locks:
                     with naming(output_dir):
                         until_the_end.callback(lock_directory(output_dir).release)
@@ -147,10 +148,10 @@ def settle_directory(
 
 
 def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
-    """The checkpoint to resume from (a directory, `latest`, or `auto`: the latest if there is one), which is whole;
-    None for a new run, which may replace another (`overwrite`). Raises ValueError if the checkpoint is not whole or
-    older than others there, or another run lies there, and SystemExit for `auto` if that is finished and has no
-    checkpoints."""
+    """Returns the complete checkpoint to resume from, or None for a new run. `resume` is a directory, `latest`, or
+    `auto`: the latest if there is one. `overwrite` lets a new run replace another. Raises ValueError if the checkpoint
+    is missing, damaged or older than others in `output_dir`, or if another run lies there, and SystemExit for `auto`
+    if the run there is finished and has no checkpoints."""
     is_run = holds_run(output_dir)
     saved = list_checkpoints(output_dir)
     if resume is None:
@@ -196,8 +197,9 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
 def save_outputs(
     model: ElectraForRTDPretraining, tokenizer: Any, record: PretrainingRecord, output_dir: str | os.PathLike[str]
 ) -> None:
-    """Writes what a run leaves, the record last, so that a directory with a record is complete. For one process.
-    Raises OSError if anything could not be written; models are as before unless all of them could be."""
+    """Writes the results of a run, the record last, so that a directory with a record is complete. Only one process
+    calls it. Raises OSError if anything could not be written. The old models are replaced only after all new ones were
+    written."""
     directory = Path(output_dir)
     check_outputs(directory)
     outputs = directory / OUTPUTS
@@ -207,7 +209,7 @@ def save_outputs(
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
         plot_curves(record, partial / CURVES_FILE)
-    for name in (PretrainingRecord.FILE, "vocab.txt"):  # they are not those of the models that come now
+    for name in (PretrainingRecord.FILE, "vocab.txt"):  # they belong to the old models
         (directory / name).unlink(missing_ok=True)
     for path in outputs.iterdir():
         target = directory / path.name
@@ -215,14 +217,14 @@ def save_outputs(
             remove_directory(target)
         path.replace(target)
     record.save(directory)
-    outputs.rmdir()  # until now it shows whose files these are
+    outputs.rmdir()  # until now it showed whose files these are
 
 
 def remove_run(output_dir: str | os.PathLike[str]) -> None:
-    """Removes the record, checkpoints and networks of a run, of which `holds_run` was true. The text that was prepared
-    and the tokenizer are the new run's already."""
+    """Removes the record, checkpoints and networks of a run for which `holds_run` was true. The prepared text and the
+    tokenizer stay: they already belong to the new run."""
     directory = Path(output_dir)
-    (directory / OUTPUTS).mkdir(exist_ok=True)  # says whose files are left if this process is killed
+    (directory / OUTPUTS).mkdir(exist_ok=True)  # shows whose files are left if this process is killed
     networks = (directory / name for name in _REPLACED if name not in _READ)
     for path in (directory / PretrainingRecord.FILE, *list_checkpoints(directory), *networks):
         if path.is_dir():

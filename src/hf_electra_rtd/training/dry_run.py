@@ -25,8 +25,8 @@ from hf_electra_rtd.training.trainer import RTDTrainer
 
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
-_TIMED_STEPS = 3  # after one to warm up
-_MOST_PASSES = 40  # over one text, after which more add next to nothing (Muennighoff et al. 2023, arXiv 2305.16264)
+_TIMED_STEPS = 3  # after one step to warm up
+_MOST_PASSES = 40  # over one text; more passes add next to nothing (Muennighoff et al. 2023, arXiv 2305.16264)
 _DAY = 86_400  # seconds
 _LONG = 7  # days
 _FLOAT = 4  # bytes of a parameter, and of its gradient
@@ -41,9 +41,9 @@ def dry_run(
     memory: int | None = None,
     screen: Console | None = None,
 ) -> None:
-    """Prints what a run of a named size would do. A few steps are timed with a learning rate of zero, so that every
-    weight stays the same to the bit; with a `memory` of so many bytes none is, and what fits such a GPU is counted.
-    Raises ValueError if a batch does not fit in the memory of a GPU."""
+    """Prints what a run of a named size would do. It times a few steps with a learning rate of zero, so that every
+    weight stays the same to the bit. With `memory`, the bytes of a GPU, it times nothing, but counts which batches
+    would fit that GPU. Raises ValueError if a batch does not fit in the memory of the GPU that it runs on."""
     device = args.device if memory is None else torch.device("cpu")
     screen = screen or console.open_console(quiet=args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def dry_run(
 
 
 def advise(size: str, num_sequences: int, sequences_per_step: int, max_steps: int, seconds: float) -> Iterator[str]:
-    """What to change about a run of a named size that is too long for its text or its machine, at so many seconds a
+    """Yields advice for a run of a named size that is too long for its text or its machine. `seconds` is the time of a
     step."""
     and_size = ""
     or_size = ""
@@ -112,7 +112,7 @@ def _describe_costs(
     seconds: float,
     states: int,
 ) -> dict[str, str]:
-    """What a run costs, at so many seconds a step, and with so many bytes of the optimizer's states."""
+    """Returns the costs of a run. `seconds` is the time of a step, `states` the bytes of the optimizer's states."""
     text = stream.sequences
     num_sequences = args.max_steps * args.sequences_per_step
     passes = num_sequences / len(text)
@@ -151,7 +151,7 @@ def _print_memory(
     batch = collator(sequences)
     wanted = args.train_batch_size * args.gradient_accumulation_steps
     columns = [[f"{wanted:,} at once", "most at once", f"{wanted:,} accumulated"]]
-    half = torch.bfloat16 if args.bf16 or args.chooses_precision else None  # where it is left open, as on a GPU
+    half = torch.bfloat16 if args.bf16 or args.chooses_precision else None  # as a GPU does by default
     dtype = torch.float16 if args.fp16 else half
     for checkpointing in (False, True):
         with fake_steps(model, args, batch, dtype, checkpointing) as take_step:
@@ -169,7 +169,7 @@ def _print_memory(
 
 
 def _describe_batch(args: RTDTrainingArguments, size: str) -> str:
-    """How the sequences of an optimizer step come together, beside the recipe of `size`."""
+    """Describes how the sequences of an optimizer step are spread, and the batch size in the recipe of `size`."""
     batch = args.sequences_per_step
     on_a_node = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     machines = f"{args.world_size // on_a_node:,} node(s) x {on_a_node:,} process(es)"
@@ -181,7 +181,7 @@ def _describe_batch(args: RTDTrainingArguments, size: str) -> str:
 def _time_steps(
     model: ElectraForRTDPretraining, args: RTDTrainingArguments, stream: SequenceStream, collator: DataCollatorForRTD
 ) -> tuple[float, int]:
-    """Seconds a step, and bytes of the optimizer's states."""
+    """Returns the seconds per step, and the bytes of the optimizer's states."""
     args = copy.copy(args)
     args.max_steps = min(1 + _TIMED_STEPS, args.max_steps)
     args.warmup_steps = 0

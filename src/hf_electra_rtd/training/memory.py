@@ -1,12 +1,13 @@
 """The memory of a training step, counted before there is a GPU.
 
-A step runs on fake tensors, which have shapes and no numbers, and the storages that are alive are added up: weights,
-gradients, the optimizer's states, batch, activations, and what operations return. Fake tensors lie on the CPU here, so
-that every torch can run the step. Where a GPU does otherwise, they do as the GPU (`_AsOnGPU`).
+A step runs on fake tensors, which have shapes but no values. The sizes of all live storages are added up: weights,
+gradients, the optimizer's states, the batch, activations, and the results of operations. The fake tensors are on the
+CPU, so that every build of torch can run the step. Operations that use other memory on a GPU are counted as on a GPU
+(`_AsOnGPU`).
 
-Not counted: CUDA's context, workspaces of libraries and kernels, the allocator's fragmentation (for which `RESERVE` is
-kept), the buckets of DistributedDataParallel (4 bytes a parameter), and evaluation, which keeps nothing for a backward
-pass.
+Not counted: CUDA's context, workspaces of libraries and kernels, the allocator's fragmentation (`RESERVE` is kept for
+these), the buckets of DistributedDataParallel (4 bytes a parameter), and evaluation, which keeps nothing for a
+backward pass.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from hf_electra_rtd.training.meters import TrainingMeters
 from hf_electra_rtd.training.optimization import make_optimizer
 
 
-RESERVE = 0.1  # of a GPU's memory; an assumption
-_BLOCK = 512  # bytes: torch's allocator for CUDA rounds up to them
+RESERVE = 0.1  # share of a GPU's memory that is kept free; an assumption
+_BLOCK = 512  # bytes; torch's allocator for CUDA rounds sizes up to multiples of it
 
 
 class Batches(NamedTuple):
-    """How batches fit into a memory."""
+    """The batches that fit into a memory."""
 
-    peak: int  # bytes of a step with the sequences that are asked for, in one batch
-    largest: int  # sequences of the largest batch that fits; 0 where not even one does
-    accumulated: int  # sequences of the largest batch by which those that are asked for are accumulated; likewise
+    peak: int  # bytes of a step with all wanted sequences in one batch
+    largest: int  # sequences of the largest batch that fits; 0 if not even one fits
+    accumulated: int  # sequences of the largest batch that fits and divides the wanted number; 0 if not even one fits
 
 
 def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memories: Sequence[int]) -> list[Batches]:
-    """What fits into GPUs with so many bytes, of `wanted` sequences a step on each GPU. `take_step` is that of
-    [`fake_steps`]."""
+    """Returns the batches that fit into GPUs with `memories` bytes each, for `wanted` sequences per step on each GPU.
+    `take_step` comes from [`fake_steps`]."""
     peak = cache(take_step)
-    gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)  # which accumulation keeps
+    gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)  # accumulation keeps them
     found = []
     for memory in memories:
         budget = (1 - RESERVE) * memory
@@ -67,7 +68,7 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 
 
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
-    """The most sequences whose peak, in bytes, is within the budget; 0 where one is too many."""
+    """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many."""
     too_many = 1
     while peak(too_many) <= budget:
         too_many *= 2
@@ -83,18 +84,18 @@ def fake_steps(
     checkpointing: bool = False,
     on_gpu: bool = True,
 ) -> Iterator[Callable[[int], int]]:
-    """Inside the `with`, a function that takes a training step with a copy of a pair, and returns its peak in bytes.
+    """Yields a function that takes a training step with a copy of a pair, and returns its peak in bytes.
 
-    Its argument is the number of sequences. The optimizer has its states, as from the second step of a run on. Raises
-    ValueError for a pair that decides by numbers what it computes.
+    The argument of this function is the number of sequences. The optimizer has its states, as from the second step of
+    a run on. The function raises ValueError for a pair whose computation depends on the values of tensors.
 
     Args:
         model: an [`ElectraForRTDPretraining`] on the CPU. It stays as it is.
         args: [`RTDTrainingArguments`], for the optimizer.
         batch: a collated batch of any number of sequences, on the CPU.
-        dtype: of autocast; None for float32.
-        checkpointing: with gradient checkpointing.
-        on_gpu: as on a GPU; else as on this CPU.
+        dtype: the dtype of autocast; None for float32.
+        checkpointing: whether to use gradient checkpointing.
+        on_gpu: whether to count as on a GPU; else as on this CPU.
     """
     shapes = {name: (each.shape[1:], each.dtype) for name, each in batch.items()}
     fake = FakeTensorMode()
@@ -102,7 +103,7 @@ def fake_steps(
     with FakeCopyMode(fake):
         model = copy.deepcopy(model).train()
     if checkpointing:
-        # A backward pass leaves the modes of functions; what it computes again enters them by itself.
+        # Function modes do not reach into a backward pass, so the recomputation enters the mode itself.
         again = {"context_fn": lambda: (nullcontext(), _AsOnGPU() if on_gpu else nullcontext())}
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, **again})
@@ -142,7 +143,7 @@ def fake_steps(
 
 
 class _Alive(TorchDispatchMode):
-    """Bytes of the storages that operations returned and that are alive, and their peak."""
+    """Counts the bytes of live storages that operations returned, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,8 +172,9 @@ class _Alive(TorchDispatchMode):
 
 
 class _AsOnGPU(TorchFunctionMode):
-    """What CUDA keeps and a CPU does not, or the other way round: dropout's mask has a byte an element, attention with
-    dropout has a fused kernel, and autocast computes these functions in float32."""
+    """Makes functions keep the memory that they keep with CUDA, where a CPU differs: dropout's mask has one byte per
+    element, attention with dropout has a fused kernel, and autocast computes the functions in `_FLOAT32` in
+    float32."""
 
     _FLOAT32 = (F.layer_norm, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax)
 

@@ -1,5 +1,5 @@
-"""What training measures: losses and rates along the run, held-out metrics, signs of trouble; and what else a
-record says."""
+"""Measurements of a training run: losses and rates along the run, held-out metrics, warnings of trouble, and further
+parts of its record."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
 logger = logging.getLogger(__name__)
 
-OLD = "eval_old_"  # begins the names of metrics of the text before, in a run that goes on on other text
-NEAR_CHANCE = 0.6  # an area under the ROC curve that replacements give away without their context
+OLD = "eval_old_"  # prefix of the metrics on the earlier text, in a run that continues on other text
+NEAR_CHANCE = 0.6  # an area under the ROC curve (AUC) that is reachable without looking at the context
 _LEAST_RISE = 0.01
-_TRIED = 100  # held-out sequences among which the example of a record is looked for
+_TRIED = 100  # held-out sequences that are searched for the example of a record
 _OF_TIME = ("runtime", "_per_second")
 
 
@@ -41,7 +41,7 @@ _OF_TIME = ("runtime", "_per_second")
 
 
 class TrainingMeters:
-    """Sums over batches, on the model's device, read only when they are logged."""
+    """Sums of the measures over batches. They stay on the model's device, and are read only when they are logged."""
 
     def __init__(self, measures: Sequence[Measure]) -> None:
         self._measures = measures
@@ -49,14 +49,15 @@ class TrainingMeters:
 
     @torch.no_grad()
     def update(self, output: ElectraRTDOutput, inputs: dict[str, Tensor]) -> None:
-        """Adds a batch, without waiting for the device where it has `masked_positions`. `inputs` is what the model was
-        called with."""
+        """Adds a batch; if the batch has `masked_positions`, without waiting for the device. `inputs` are the
+        arguments that the model was called with."""
         seen = observe(output, inputs)
         sums = torch.cat([seen.real.sum()[None], sum_rows(self._measures, seen).sum(dim=0)])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def drain(self, reduce: Callable[[Tensor], Tensor] = lambda sums: sums) -> dict[str, float]:
-        """The measures since the last call, and `tokens`; empty without a batch. `reduce` sums over processes."""
+        """Returns the measures and the number of `tokens` since the last call; empty if there was no batch. `reduce`
+        sums over processes."""
         if self._sums is None:
             return {}
         tokens, *totals = reduce(self._sums).tolist()
@@ -65,8 +66,8 @@ class TrainingMeters:
 
 
 class Stopwatch:
-    """Seconds of training, without the pauses for evaluation and saving, after those in `log_history`, of the sessions
-    before."""
+    """Measures the seconds of training without the pauses for evaluation and saving. In a resumed run, it starts with
+    the seconds that `log_history` has."""
 
     def __init__(self, log_history: Sequence[Mapping[str, float]] = ()) -> None:
         self._started: float | None = None
@@ -103,8 +104,9 @@ class Stopwatch:
 
 
 def find_yardsticks(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -> tuple[Measure, ...]:
-    """What to measure beside a discriminator that detects: the bigram of the training sequences. Only [`Blocks`] are
-    counted, and only where something is held out."""
+    """Returns the measures to compare a discriminator with: a bigram model, counted on the training sequences. There
+    are none if the objective does not detect replaced tokens, the sequences are not [`Blocks`], or nothing is held
+    out."""
     sequences = stream.sequences if isinstance(stream, SequenceStream) else stream
     is_counted = model.config.traits.predicts == "replaced" and held_out is not None
     if not is_counted or not isinstance(sequences, Blocks):
@@ -115,8 +117,9 @@ def find_yardsticks(model: ElectraForRTDPretraining, stream: Any, held_out: Any)
 
 @torch.no_grad()
 def held_out_tensors(measures: Sequence[Measure], output: ElectraRTDOutput, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """What a batch contributes to the metrics, by sequence, so that it can be gathered over processes and trimmed: the
-    sums of all measures (B, S), and the tensors that a measure needs whole."""
+    """Returns what a batch contributes to the metrics, one row per sequence, so that rows can be gathered over
+    processes and trimmed: the sums of all measures (B, S), then the tensors of measures that need the value of every
+    token."""
     seen = observe(output, inputs)
     return [sum_rows(measures, seen), *(tensor for measure in measures for tensor in measure.whole(seen))]
 
@@ -124,9 +127,9 @@ def held_out_tensors(measures: Sequence[Measure], output: ElectraRTDOutput, inpu
 def held_out_metrics(
     model: ElectraForRTDPretraining, tensors: Sequence[np.ndarray], yardsticks: Sequence[Measure] = ()
 ) -> dict[str, float]:
-    """The metrics of a held-out set from the [`held_out_tensors`] of all its sequences, padded with -100, of the
-    measures of a model and `yardsticks`; and `loss`, that of the whole set, as a mean of means would depend on the
-    batch size."""
+    """Returns the metrics of a held-out set: the measures of the model, the `yardsticks`, and `loss`. `tensors` are
+    the [`held_out_tensors`] of all its sequences, padded with -100. `loss` is computed over the whole set, because a
+    mean of batch means would depend on the batch size."""
     sums, *whole = tensors
     metrics = report_totals((*model.measures, *yardsticks), sums.astype(np.float64).sum(axis=0).tolist(), whole)
     loss = model.config.discriminator_weight * metrics["discriminator_loss"]
@@ -134,14 +137,14 @@ def held_out_metrics(
 
 
 def evaluation_at(step: int, log_history: Sequence[dict[str, Any]], prefix: str = "eval_") -> dict[str, Any]:
-    """The held-out metrics, named with `prefix`, that were last logged at a step; empty where none were."""
+    """Returns the last logged held-out metrics of a step whose names begin with `prefix`; empty if there are none."""
     logs = [log for log in log_history if log["step"] == step and f"{prefix}loss" in log]
     return {name: value for name, value in logs[-1].items() if name.startswith(prefix)} if logs else {}
 
 
 def before_and_after(step: int, log_history: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """The metrics of the `new` and the `old` held-out text, without their prefix, before the first step and at the
-    last; without a text that was not evaluated before the first."""
+    """Returns the metrics of the `new` and the `old` held-out text, without prefix and times, `before` the first step
+    and `after` the last. A text that was not evaluated before the first step is left out."""
     compared: dict[str, dict[str, dict[str, Any]]] = {}
     for text, prefix in (("new", "eval_"), ("old", OLD)):
         if not evaluation_at(0, log_history, prefix):
@@ -185,8 +188,9 @@ def check_weights(step: int, model: nn.Module) -> None:
 
 
 def warn_if_flat(state: TrainerState) -> None:
-    """Warns once in a run, resumed or not, after a third of the steps: where the AUC is near chance, below the
-    bigram's, and has not risen over the last third of the evaluations. Call it after each evaluation was logged."""
+    """Warns once in a run, resumed or not, if the discriminator does not learn: after a third of the steps, its AUC is
+    near chance, below the bigram's, and has not risen over the last third of the evaluations. Call it after each
+    evaluation has been logged."""
     logs = {log["step"]: log for log in state.log_history if "eval_bigram_auc" in log}
     aucs: list[float] = []
     for step, log in logs.items():
@@ -209,7 +213,7 @@ def warn_if_flat(state: TrainerState) -> None:
 
 
 def find_example(tokenizer: Any, held_out: Any) -> dict[str, str]:
-    """A sentence of a held-out stream for a record; empty without one, or without a tokenizer."""
+    """Returns a sentence of a held-out stream as the example of a record; empty without a stream or a tokenizer."""
     if tokenizer is None or not isinstance(held_out, SequenceStream):
         return {}
     tried = range(min(len(held_out), _TRIED))
@@ -218,8 +222,8 @@ def find_example(tokenizer: Any, held_out: Any) -> dict[str, str]:
 
 
 def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) -> int:
-    """Tokens in so many sequences of a run, by the mean of its text. Padding counts where the sequences are no
-    [`Blocks`]."""
+    """Returns the tokens in `num_sequences` sequences of a run, estimated from the mean length in its text. If the
+    sequences are not [`Blocks`], padding counts, too."""
     if isinstance(stream, SequenceStream) and isinstance(stream.sequences, Blocks):
         header = stream.sequences.header
         return round(num_sequences * header.num_tokens / header.num_sequences)
@@ -227,13 +231,14 @@ def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) ->
 
 
 def count_flops(model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int) -> float:
-    """FLOPs of training on so many sequences (`hf_electra_rtd.base.accounting`)."""
+    """Returns the FLOPs of training on `num_sequences` sequences (`hf_electra_rtd.base.accounting`)."""
     masked = num_masked(args.mask_probability, args.max_seq_length)
     return float(model_flops(model.config, num_sequences, args.max_seq_length, masked))
 
 
 def describe_data(stream: Any) -> dict[str, Any]:
-    """What a record says of a stream or any dataset."""
+    """Returns what a record says about a stream or any other dataset: the header of [`Blocks`], else the number of
+    sequences."""
     sequences = getattr(stream, "sequences", stream)
     if isinstance(sequences, Blocks):
         return records.public(asdict(sequences.header))

@@ -1,4 +1,4 @@
-"""From flags to the pair of networks that a run trains: the flags, and what is checked of the pair."""
+"""The flags that choose the networks of a run, and the checks of the pair that is made from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from hf_electra_rtd.training.plan import (
 
 logger = logging.getLogger(__name__)
 
-# Flags that name what is there.
+# Flags that name an existing model or configuration.
 SOURCES = ("continue_from", "model_config", "generator", "discriminator")
 BACKBONES = ("backbone", "generator_backbone")
 _DECIDES = "It decides which networks there are."
@@ -57,7 +57,7 @@ RULES = (
     Rule("new_generator", "", needs=("continue_from",)),
     Rule("extend_vocabulary", "", needs=("continue_from",)),
 )
-# Where a continued pair keeps its generator.
+# Added where a continued pair keeps its generator.
 KEPT_RULES = (Rule("continue_from", "They are for a new generator: add --new_generator.", excludes=FRACTIONS),)
 
 
@@ -100,7 +100,7 @@ class ModelArguments:
     )
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator; nothing is shared.")
-    # Of new networks of a named size.
+    # Only for new networks of a named size.
     dropout: float | None = flag(
         None, "Dropout in hidden layers and attention. Default: 0.1; 0 for tiny and mini.", "[0, 1)"
     )
@@ -127,32 +127,33 @@ class ModelArguments:
             self.initialization = get_size(self.size).initialization
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
-        """Those of the flags that were given."""
+        """Returns the values of the named flags that were given."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def options(self) -> dict[str, Any]:
-        """The given options of `ElectraRTDConfig`, by its names."""
+        """The options of `ElectraRTDConfig` that were given, under its names."""
         options: dict[str, Any] = {"sharing": "none"} if self.freeze_generator else {}
-        options |= self.given(name for name in OPTIONS if name != "generator")  # which names a model here
+        options |= self.given(name for name in OPTIONS if name != "generator")  # this flag names a model
         if self.generator_type is not None:
             options["generator"] = self.generator_type
         return options
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """The given fields of `ElectraConfig`, by its names."""
+        """The fields of `ElectraConfig` that were given, under its names."""
         architecture = self.given(("initializer_range",))
         if self.dropout is not None:
             architecture |= {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
         return architecture
 
-    # How the pair is made, from the configurations of what the flags name.
+    # How the pair is made, according to the configurations of the models that the flags name.
     plan = cached_property(plan_pair)
 
     @property
     def tokenizer_source(self) -> str | None:
-        """The place whose tokenizer is used where no other is named."""
+        """The directory or Hub id whose tokenizer is used if no flag names another. Raises ValueError for weights
+        without a tokenizer."""
         source = next(filter(has_tokenizer, self.plan.tokenizers), None)
         if source is None and self.plan.is_trained:
             raise ValueError(
@@ -163,10 +164,10 @@ class ModelArguments:
 
 
 def recipe_defaults(given: Mapping[str, Any]) -> tuple[dict[str, Any], PairPlan | None]:
-    """The defaults that follow from the flags that are given (`cli.given_flags`): the recipe of their length; with
-    `--continue_from` and `--backbone`, whose configurations are read for it, of the size that the pair will have or be
-    closest to. With these also the plan of the pair, which need not be made again. Raises ValueError for an unknown
-    size, and networks that are not there."""
+    """Returns the defaults that follow from the given flags (`cli.given_flags`): a recipe for the length of the run.
+    With `--continue_from` or `--backbone`, also returns the plan of the pair, so that it need not be made again; the
+    recipe is then that of the size that the pair has or is closest to, or of a `--size` given with `--backbone`.
+    Raises ValueError for an unknown size, for `--size` with `--continue_from`, and for networks that do not exist."""
     if given["continue_from"] is not None and given["size"] is not None:
         raise ValueError("--continue_from decides which networks there are. Leave --size out.")
     plan = None
@@ -191,8 +192,9 @@ def _recipe(given: Mapping[str, Any], plan: PairPlan | None) -> dict[str, Any]:
 def build_model(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
 ) -> ElectraForRTDPretraining:
-    """The pair that the flags describe. Raises ValueError for networks that do not fit the tokenizer, the sequence
-    length or each other, and for an attention that is unknown or not installed."""
+    """Makes the pair that the flags describe. Raises ValueError for flags that contradict each other, for networks
+    that do not fit the tokenizer, the sequence length or each other, and for an attention implementation that is
+    unknown or not installed."""
     plan = arguments.plan
     towers = plan.config.towers
     main = plan.config.discriminator_config
@@ -210,7 +212,7 @@ def build_model(
         )
         logger.info(f"  {', '.join(shapes)}.")
         width = main.hidden_size
-        # Other families share embeddings of one width.
+        # In other families, networks that share embeddings must be equally wide.
         if main.model_type == "electra" and plan.config.sharing != "all" and fills and fills.hidden_size >= width:
             logger.warning(
                 f"The generator is as wide as the discriminator ({width}). So is that of the released small pair, and "

@@ -26,11 +26,11 @@ class ElectraAdamW(torch.optim.AdamW):
         v <- beta2 v + (1 - beta2) g^2
         p <- p - lr (m / (sqrt(v) + eps) + weight_decay p)
 
-    Source: `AdamWeightDecayOptimizer` of google-research/electra. Next to a corrected Adam, step t is larger by
-    (1 - beta1^t) / sqrt(1 - beta2^t): 6.6 times at its peak, step 12, still 3.2 times at step 100. A warm-up of 10,000
-    steps makes up for this; short runs want a lower learning rate or `bias_correction=True`, which gives
-    `torch.optim.AdamW`, whose options this class takes. Without it, the `step` in the state of each parameter is
-    infinite from the start, where nothing is left to correct, and torch's own kernels do the rest.
+    Source: `AdamWeightDecayOptimizer` of google-research/electra. Compared with a corrected Adam, step t is larger by
+    the factor (1 - beta1^t) / sqrt(1 - beta2^t): 6.6 at its peak, step 12, and still 3.2 at step 100. A warm-up of
+    10,000 steps makes up for this. Short runs need a lower learning rate, or `bias_correction=True`, which gives
+    `torch.optim.AdamW`, whose options this class takes. Without correction, the `step` in the state of each parameter
+    is infinite from the start, so that torch's own kernels find nothing to correct.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ElectraAdamW(torch.optim.AdamW):
         return result
 
 
-# Keller Jordan's Muon, whose coefficients torch.optim.Muon has, too: each step brings the singular values of a matrix
-# nearer to 1, not all the way.
+# The coefficients of Keller Jordan's Muon, and of torch.optim.Muon. With them, each step brings the singular values of
+# a matrix nearer to 1, but not all the way.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5
-_RMS_OF_ADAM = 0.2  # that of Adam's updates (arXiv:2502.16982, section 2.2), so that one learning rate serves both
+_RMS_OF_ADAM = 0.2  # as in Adam's updates (arXiv:2502.16982, section 2.2), so that both can have one learning rate
 
 
 class ElectraMuon(ElectraAdamW):
@@ -75,9 +75,9 @@ class ElectraMuon(ElectraAdamW):
         u <- momentum m + (1 - momentum) g
         p <- p - lr (0.2 sqrt(max(rows, columns)) orthogonal(u) + weight_decay p)
 
-    `orthogonal` is near the matrix with the same singular vectors and all singular values 1. Source:
-    `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, which multiplies one matrix after the other, and in
-    bfloat16. Here matrices of one shape are multiplied as a batch, in their own dtype without `bfloat16=True`.
+    `orthogonal` approximates the matrix with the same singular vectors whose singular values are all 1. Source:
+    `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, which multiplies one matrix after the other, in bfloat16.
+    Here, matrices of the same shape are multiplied as a batch, and in their own dtype unless `bfloat16=True`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ElectraMuon(ElectraAdamW):
         super().add_param_group({"muon": False, "momentum": self._momentum, **param_group})
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
-        return False if group["muon"] else super()._init_group(group, *lists)  # Adam's step finds nothing there
+        return False if group["muon"] else super()._init_group(group, *lists)  # this leaves Adam's step nothing to do
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -125,17 +125,18 @@ class ElectraMuon(ElectraAdamW):
             torch._foreach_sub_(parameters, list(updates))
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
-        """The momentum of a matrix. Each call counts a step of it."""
+        """Returns the momentum of a matrix. Each call counts as a step of the matrix."""
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())  # Adam looks for one where a state is loaded
+            state["step"] = torch.zeros(())  # Adam expects it when a state is loaded
             state["momentum_buffer"] = torch.zeros_like(parameter)
         state["step"] += 1
         return cast(Tensor, state["momentum_buffer"])
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Matrices (N, rows, columns) with singular values of 0.7 to 1.2 and the singular vectors of the given ones."""
+    """Returns matrices (N, rows, columns) with the singular vectors of the given ones, and singular values of 0.7 to
+    1.2."""
     a, b, c = _NEWTON_SCHULZ
     is_tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if is_tall else matrices
@@ -149,9 +150,10 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 def get_parameter_groups(
     model: nn.Module, weight_decay: float, generator_learning_rate: float | None = None, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Two groups: with weight decay, and biases and norms without, as in google-research/electra. Frozen
-    parameters are left out. With `generator_learning_rate`, two more follow: what only a pair's generator has. With
-    `muon`, the matrices of a pair's layers have groups of their own, for [`ElectraMuon`]."""
+    """Returns two groups of parameters, as google-research/electra has them: one with weight decay, and one without
+    for biases and norms. Frozen parameters are left out. With `generator_learning_rate`, two more groups follow, of
+    the parameters that only the generator of a pair has. With `muon`, the matrices of a pair's layers have groups of
+    their own, for [`ElectraMuon`]."""
     own = set() if generator_learning_rate is None else set(map(id, split_parameters(model)["generator"]))
     matrices = _layer_matrices(model) if muon else set()
     groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
@@ -172,14 +174,15 @@ def get_parameter_groups(
 
 
 def _layer_matrices(pair: nn.Module) -> set[int]:
-    """The ids of the matrices in the layers of both towers: not tables, projections of embeddings and heads."""
+    """Returns the ids of the matrices in the layers of both towers, without embedding tables, projections of
+    embeddings, and heads."""
     stacks = [module for module in pair.modules() if isinstance(module, nn.ModuleList)]
     return {id(parameter) for stack in stacks for parameter in stack.parameters() if parameter.ndim == 2}
 
 
 def split_parameters(pair: Any) -> dict[str, list[nn.Parameter]]:
-    """The parameters of a pair, each once: those that only the `generator` has, and the `discriminator`'s, which owns
-    what is shared."""
+    """Returns the parameters of a pair, each once: under `generator` those that only the generator has, under
+    `discriminator` all others, shared ones included."""
     shared = set(map(id, pair.discriminator.parameters()))
     parts: dict[str, list[nn.Parameter]] = {"generator": [], "discriminator": []}
     for name, parameter in pair.named_parameters():
@@ -189,8 +192,9 @@ def split_parameters(pair: Any) -> dict[str, list[nn.Parameter]]:
 
 
 def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int) -> LambdaLR:
-    """Linear decay over the whole run, times linear warm-up: base * (1 - t/total) * min(1, t/warm-up). Source:
-    google-research/electra, `create_optimizer`. `transformers`' schedule decays only after the warm-up."""
+    """Returns the schedule base * (1 - t/total) * min(1, t/warm-up): linear decay over the whole run, times linear
+    warm-up. Source: google-research/electra, `create_optimizer`. The schedule of `transformers` decays only after the
+    warm-up."""
 
     def factor(step: int) -> float:
         warmup = min(1.0, step / num_warmup_steps) if num_warmup_steps > 0 else 1.0
@@ -200,7 +204,7 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
 
 
 def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | None = None) -> ElectraAdamW:
-    """The optimizer of a run, by default with the `groups` of pre-training."""
+    """Makes the optimizer of a run, by default with the parameter `groups` of pre-training."""
     muon = args.optim == MUON
     groups = groups or get_parameter_groups(model, args.weight_decay, args.generator_learning_rate, muon)
     betas = (args.adam_beta1, args.adam_beta2)
@@ -209,7 +213,7 @@ def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | N
 
 
 def make_schedule(optimizer: Optimizer, args: Any, num_training_steps: int) -> LambdaLR:
-    """The schedule of a run. Warns of a warm-up that takes the whole run."""
+    """Makes the schedule of a run. Warns of a warm-up that takes the whole run."""
     num_warmup_steps = args.get_warmup_steps(num_training_steps)
     if num_warmup_steps >= num_training_steps:
         logger.warning(

@@ -1,6 +1,6 @@
-"""How the pair of a run is planned and made: of each network its configuration, and where its weights come from.
+"""How the pair of a run is planned and made: for each network its configuration, and the source of its weights.
 
-`arguments` are the flags, [`ModelArguments`]. A plan reads configurations alone.
+`arguments` are the flags, [`ModelArguments`]. Planning reads only configurations, not weights.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hf_electra_rtd.pair.sharing import SHARING
 from hf_electra_rtd.pair.towers import fit_vocabulary, load_encoder, load_tower, share
 
 
-NEW = "new"  # but for what it takes from the other network, where that one is trained
-WHOLE = "whole"  # of a place, with the head
-ENCODER = "encoder"  # of a place, with the head of a masked language model if it has one
-FIRST_LAYERS = "first layers"  # likewise, of the other network's place: as many as are configured
-PAIR = "pair"  # of a joint model
+NEW = "new"  # initialized, except for weights that it shares with a trained one
+WHOLE = "whole"  # all weights of a place, with the head
+ENCODER = "encoder"  # the encoder of a place, with the head of a masked language model if it has one
+FIRST_LAYERS = "first layers"  # the same from the other network's place, with as many layers as are configured
+PAIR = "pair"  # the weights of this network in a joint model
 # Width and depth of a new generator, as fractions of the discriminator's.
 FRACTIONS = ("generator_hidden_size", "generator_layers")
 _CONTINUED = (
@@ -50,7 +50,7 @@ class Weights:
     """Where the weights of a network come from."""
 
     kind: str = NEW
-    place: str | None = None  # directory or Hub id, but for `NEW`
+    place: str | None = None  # directory or Hub id; None for `NEW`
 
 
 @dataclass
@@ -65,12 +65,12 @@ class PairPlan:
 
     @property
     def is_trained(self) -> bool:
-        """Whether any weights are there before the run."""
+        """Whether any network has weights before the run."""
         return (self.generator.kind, self.discriminator.kind) != (NEW, NEW)
 
     @property
     def size(self) -> str:
-        """The named size that the pair is, or is closest to."""
+        """The named size that the pair has, or is closest to."""
         main = self.config.discriminator_config
         fills = self.config.generator_config
         share = fills.hidden_size / main.hidden_size if fills else 0.0
@@ -81,8 +81,8 @@ class PairPlan:
 
 
 def plan_pair(arguments: Any) -> PairPlan:
-    """The plan of the flag that decides which networks there are. Raises ValueError for what is not there, or does not
-    fit the options."""
+    """Makes the plan of a pair from the flag that decides which networks there are. Raises ValueError for networks
+    that do not exist, or do not fit the options."""
     if arguments.continue_from is not None:
         return _plan_continued(arguments)
     if arguments.backbone is not None:
@@ -98,7 +98,7 @@ def plan_pair(arguments: Any) -> PairPlan:
 
 
 def _plan_continued(arguments: Any) -> PairPlan:
-    """A pair goes on, as the options change it, or its discriminator with a new generator."""
+    """Plans a pair that continues, changed by the options, or its discriminator with a new generator."""
     place = identify(arguments.continue_from)
     options = arguments.options
     if place.pair is not None:
@@ -126,12 +126,12 @@ def _plan_saved_pair(arguments: Any, place: Place) -> PairPlan:
         )
     is_new = bool(arguments.new_generator)
     if is_new:
-        # Its heads are drawn as those of a new pair.
+        # New heads are initialized as in a new pair.
         initializer_range = ElectraRTDConfig.initializer_range
         new = _new_generator(arguments, main, vars(config))
         config = config.changed(**new, initializer_range=initializer_range)
     elif config.generator_config is None:
-        is_new = True  # there is none
+        is_new = True  # the saved pair has none
     elif saved.generator_config is None or saved.generator != config.generator:
         raise ValueError(f"--continue_from {place.name} has no {config.generator} generator. Add --new_generator.")
     return PairPlan(
@@ -143,7 +143,7 @@ def _plan_saved_pair(arguments: Any, place: Place) -> PairPlan:
 
 
 def _beside(name: str) -> str:
-    """The generator that belongs to a discriminator, by its name."""
+    """Returns the generator that belongs to a discriminator, according to the discriminator's name."""
     place, slash, last = name.rstrip("/").rpartition("/")
     generator = place + slash + last.replace("discriminator", "generator").replace("detector", "generator")
     if generator == name.rstrip("/") or (Path(name).is_dir() and not Path(generator).is_dir()):
@@ -155,7 +155,7 @@ def _beside(name: str) -> str:
 
 
 def _plan_networks(arguments: Any, discriminator: Place | None = None, generator: Place | None = None) -> PairPlan:
-    """A pair of two networks, or of one and another that is made to fit."""
+    """Plans a pair of two trained networks, or of one and a new network that fits it."""
     options = arguments.options
     sharing = options.get("sharing", ElectraRTDConfig.sharing)
     if generator is not None:
@@ -191,7 +191,8 @@ def _plan_networks(arguments: Any, discriminator: Place | None = None, generator
 
 
 def _new_generator(arguments: Any, main: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The field of `ElectraRTDConfig` for a new generator beside a discriminator; empty where its default does."""
+    """Returns the field of `ElectraRTDConfig` for a new generator next to a discriminator; empty if the field's
+    default will do."""
     fractions = arguments.given(FRACTIONS)
     if not fractions and (not needs_generator_network(**options) or options.get("sharing") == "all"):
         return {}
@@ -199,8 +200,9 @@ def _new_generator(arguments: Any, main: Any, options: Mapping[str, Any]) -> dic
 
 
 def _plan_backbone(arguments: Any) -> PairPlan:
-    """A pair of any family. Weights are those of the encoder and, for a generator, of its head, where there is one. A
-    generator that is only named by its depth begins with the first layers of the backbone."""
+    """Plans a pair of any family. Trained weights are those of the encoder and, for a generator, of its head if there
+    is one. A generator that is derived from a trained backbone, and is as wide, begins with the backbone's first
+    layers."""
     options = arguments.options
     main, discriminator = _plan_encoder(arguments, "backbone")
     fills = None
@@ -227,8 +229,8 @@ def _plan_backbone(arguments: Any) -> PairPlan:
 
 
 def _plan_encoder(arguments: Any, flag: str) -> tuple[Any, Weights]:
-    """The configuration of the network that a flag names, and which of its weights are taken. Raises ValueError for
-    another place."""
+    """Returns the configuration of the network that a flag names, and which of its weights are used. Raises ValueError
+    for a place that has no such network."""
     place = identify(getattr(arguments, flag))
     if place.model is None:
         raise ValueError(f"--{flag} {place.error('an encoder, or its config.json')}")
@@ -238,7 +240,7 @@ def _plan_encoder(arguments: Any, flag: str) -> tuple[Any, Weights]:
             f"--{flag} {place.name}: the last layer of ELECTRA's detector is the head of detection. Name the "
             "discriminator/ beside it."
         )
-    if flag == "generator":  # a trained one
+    if flag == "generator":  # this flag names a trained one
         return config, Weights(WHOLE, place.model)
     if place.has_weights and not arguments.from_scratch:
         return config, Weights(ENCODER, place.model)
@@ -246,7 +248,7 @@ def _plan_encoder(arguments: Any, flag: str) -> tuple[Any, Weights]:
 
 
 def _plan_configuration(arguments: Any) -> PairPlan:
-    """New networks of a configuration of the pair."""
+    """Plans new networks from the configuration of a pair."""
     place = identify(arguments.model_config)
     if place.config.get("model_type", ElectraRTDConfig.model_type) != ElectraRTDConfig.model_type:
         raise ValueError(f"--model_config {place.name} is the configuration of one network. Name that of a pair.")
@@ -262,7 +264,7 @@ def _plan_configuration(arguments: Any) -> PairPlan:
 
 def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> ElectraForRTDPretraining:
     """Makes the pair of a plan; new networks get the tokenizer's vocabulary. Raises ValueError for weights that cannot
-    be loaded whole, that were trained with another tokenizer, or that do not fit each other."""
+    be loaded completely, were trained with another tokenizer, or do not fit each other."""
     config = plan.config
     for name, network in config.towers.items():
         if getattr(plan, name).kind == NEW:
@@ -286,7 +288,7 @@ def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length
         names = ["discriminator", "generator"] if config.exports_generator else ["discriminator"]
         networks = {name: _make_network(plan, name, tokenizer, saved) for name in names}
         if config.exports_generator:
-            config.check()  # the sizes that they share may have changed
+            config.check()  # the sizes that the networks share may have changed
             _begin_alike(plan, **networks)
             share(config.sharing, **networks)
     pair = ElectraForRTDPretraining(config, **networks)
@@ -296,7 +298,7 @@ def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length
 
 
 def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase, saved: Any) -> Any:
-    """The generator or the discriminator of a plan; `saved` is its joint model."""
+    """Makes the generator or the discriminator of a plan. `saved` is the plan's joint model, or None."""
     weights: Weights = getattr(plan, name)
     config = plan.config.towers[name]
     is_main = name == "discriminator"
@@ -305,7 +307,7 @@ def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase,
     if weights.kind == NEW:
         return model_class(config)
     if weights.kind == PAIR:
-        # Copies: what was one tensor in both need not be one any more.
+        # Copies, because a tensor that both networks shared may be two tensors now.
         return copy.deepcopy(saved.native_discriminator() if is_main else saved.generator)
     place = str(weights.place)
     if weights.kind in (ENCODER, FIRST_LAYERS):
@@ -314,7 +316,7 @@ def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase,
         network = load_tower(model_class, place, config=config)
     if has_tokenizer(place):
         refuse_other_tokens(place, tokenizer, f"The {name} {place}")
-        # Rows that stand for no token, by which released models round the number up: a generator could sample them.
+        # Released models round the vocabulary up with rows that stand for no token. A generator could sample them.
         if network.config.vocab_size > len(tokenizer):
             resize_vocabulary(network, len(tokenizer))
             config.vocab_size = len(tokenizer)
@@ -327,7 +329,7 @@ def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase,
 
 @torch.no_grad()
 def _begin_alike(plan: PairPlan, generator: Any, discriminator: Any) -> None:
-    """Gives a new network what it shares with a trained one."""
+    """Gives a new network the weights that it shares with a trained one."""
     if plan.generator.kind == NEW:
         new = generator.base_model
         trained = discriminator.base_model

@@ -75,14 +75,14 @@ class RunArguments:
     )
 
 
-# Of flags of several dataclasses.
+# Rules about flags that belong to different dataclasses.
 RULES = (
     Rule("memory_of", "Nothing is trained with it.", needs=("dry_run",)),
     Rule("memory_of", "Other optimizers are not counted.", needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS)),
     Rule("old_held_out_files", "It shows what the networks forget.", needs=("continue_from",)),
     Rule("document_attention", "It mixes no documents.", excludes=("packing=original",)),
 )
-# What `--help` shows of all that there is. A text of its own has a flag whose inherited one is false or long.
+# The flags that `--help` shows. A flag whose inherited help is wrong or long has a text of its own here.
 HELP_GROUPS: HelpGroups = {
     "Text": {
         "train_files": "Text (.txt, .jsonl, .parquet; .gz, .zst): files, directories, globs; or prepared blocks.",
@@ -133,9 +133,10 @@ def main(
     output_dir: str | None = RTDTrainingArguments.output_dir,
     default_text: Sequence[str] = (),
 ) -> int:
-    """Pre-trains from flags to the published models. Returns the exit status: 0; 1 where a complete run could not be
-    published; 130 or 143 after Ctrl-C or SIGTERM. `output_dir` and `default_text` are used where no flag names others.
-    Raises ValueError and OSError for what cannot be used, and SystemExit where there is nothing to do."""
+    """Runs a pre-training, from the flags to the published models. Returns the exit status: 0; 1 if a complete run
+    could not be published; 130 or 143 after Ctrl-C or SIGTERM. `output_dir` and `default_text` are used if no flag
+    names others. Raises ValueError and OSError for flags, files and networks that cannot be used, and SystemExit if
+    there is nothing to do."""
     # Flags.
     started = utc_now()
     types = (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments)
@@ -151,8 +152,8 @@ def main(
     check_launcher(args)
     check_publishing(args, card, publication)
     check_arguments(run_args, model_args, data_args, args, rules=RULES)
-    memory = parse_size("memory_of", run_args.memory_of)  # a mistake comes before the work
-    if planned is not None:  # the recipe needed the plan
+    memory = parse_size("memory_of", run_args.memory_of)  # a mistake is reported before the work begins
+    if planned is not None:  # the plan was made for the recipe
         model_args.plan = planned
     plan = model_args.plan
     data_args.set_default_text(default_text)
@@ -160,7 +161,7 @@ def main(
     set_seed(args.seed)
     directory = Path(str(args.output_dir))
     with ExitStack() as until_the_end:
-        # The directory, and the checkpoint that the run goes on from.
+        # The directory, and the checkpoint that the run continues from.
         sources = model_args.given((*SOURCES, *BACKBONES))
         overwrite = run_args.overwrite_output_dir
         checkpoint = settle_directory(args, sources, overwrite, not run_args.dry_run, until_the_end)
@@ -168,15 +169,15 @@ def main(
 
         # Networks, tokenizer and text.
         initialization = "stock" if checkpoint is not None else model_args.initialization or "stock"
-        data_args.warn_of_unused(run_args.old_held_out_files or ())  # a file that is not there comes before the work
-        # First the process that prepares for all, then one of each node, which fetches for its caches.
+        data_args.warn_of_unused(run_args.old_held_out_files or ())  # a missing file is reported here, not later
+        # The main process goes first, and prepares for all; then one process of each node, to fill the node's caches.
         with args.main_process_first(local=False), args.main_process_first(local=True):
             model, tokenizer = _get_networks(model_args, data_args, args, initialization, checkpoint)
             if before is not None and before["discriminator.vocab_size"] != len(tokenizer):
                 raise ValueError(
                     f"{checkpoint} has {before['discriminator.vocab_size']} tokens, "
                     f"the tokenizer {len(tokenizer)}. "
-                    "Give --tokenizer and --extend_vocabulary as the run began."
+                    "Give the --tokenizer and the --extend_vocabulary that the run began with."
                 )
             train, held_out, old_held_out = _get_text(run_args, data_args, args, tokenizer, before)
         settle_precision(args, model.config.discriminator_config.hidden_size, before)
@@ -194,10 +195,10 @@ def main(
         arguments: dict[str, Any] = {"model": asdict(model_args), "data": asdict(data_args)}
         networks = zip(BACKBONES, (plan.discriminator, plan.generator), strict=True)
         loaded = [name for name, weights in networks if getattr(model_args, name) and weights.kind == ENCODER]
-        arguments["model"]["loaded_backbones"] = loaded  # of a config.json nothing is
+        arguments["model"]["loaded_backbones"] = loaded  # a config.json has no weights
         if run_args.old_held_out_files:
             arguments["data"]["old_held_out_files"] = run_args.old_held_out_files
-        publication.is_new = overwrite and checkpoint is None  # it replaces the run that lies there
+        publication.is_new = overwrite and checkpoint is None  # this run replaces the one in the directory
         with StopSignal() as stop:
             trainer = RTDTrainer(
                 model,
@@ -212,9 +213,9 @@ def main(
             )
             trainer.old_held_out = held_out_stream(old_held_out)
             trainer.record_facts = {"command": public_command(words), "started": started, "arguments": arguments}
-            if publication.is_new and args.process_index == 0:  # everything else is checked
+            if publication.is_new and args.process_index == 0:  # all other checks are done
                 remove_run(directory)
-            trainer.train(resume_from_checkpoint=checkpoint, verify=False)  # it was whole when it was chosen
+            trainer.train(resume_from_checkpoint=checkpoint, verify=False)  # verified when chosen
         if stop.stopped:
             if trainer.is_world_process_zero():
                 print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {directory}.")
@@ -222,7 +223,7 @@ def main(
                 print("(with make: ARGS='--resume_from_checkpoint latest').", flush=True)
             return stop.status
 
-        # What it leaves.
+        # The results.
         record = trainer.save_run()
         if not trainer.is_world_process_zero():
             return 0
@@ -235,10 +236,10 @@ def _set_up_logging(args: RTDTrainingArguments) -> None:
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
     # accelerate warns at every checkpoint that tied tensors are stored once; loading checks them.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
-    transformers_logging.disable_progress_bar()  # one for every file that is read or written
+    transformers_logging.disable_progress_bar()  # there would be one for every file that is read or written
     used = args.world_size * torch.get_num_threads()
     cores = count_cores()
-    if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
+    if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one thread
         logger.warning(
             f"Using {used} of {cores} CPU cores; set OMP_NUM_THREADS={cores // args.world_size} to use more."
         )
@@ -251,14 +252,14 @@ def _get_networks(
     initialization: str,
     checkpoint: str | None,
 ) -> tuple[ElectraForRTDPretraining, PreTrainedTokenizerBase]:
-    """The pair that the flags describe, with the options of the run, and its tokenizer."""
+    """Returns the pair that the flags describe, with the options of the run, and its tokenizer."""
     blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
     of_towers = None if data_args.tokenizer else model_args.tokenizer_source
     tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
-    model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
+    model = build_model(model_args, tokenizer, args.max_seq_length)  # reports mistakes before the work begins
     if initialization != "stock":
         check_room(model)
-    if model_args.plan.discriminator.kind != PAIR:  # which says by what share of masked tokens it was trained
+    if model_args.plan.discriminator.kind != PAIR:  # a saved pair knows its own probability
         model.config.mask_probability = args.mask_probability
     settle_masking(model.config, args, tokenizer)
     if model_args.extend_vocabulary is not None:
@@ -275,8 +276,9 @@ def _get_text(
     tokenizer: PreTrainedTokenizerBase,
     before: Mapping[str, Any] | None,
 ) -> tuple[Blocks, Blocks | None, Blocks | None]:
-    """The sequences that the flags name, prepared by the main process: to train on, held out, and held out of the text
-    that the networks were trained on before. `before` describes the run of the checkpoint."""
+    """Returns the sequences that the flags name, prepared by the main process: training sequences, held-out sequences,
+    and held-out sequences of the text that the networks were trained on before. The last two are None if no flag asks
+    for them. `before` describes the run of the checkpoint."""
     blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
     trained_on = None if before is None else before.get("sequences")
     train, held_out = get_sequences(data_args, args, blocks, tokenizer, trained_on=trained_on)
@@ -298,19 +300,19 @@ def _get_text(
 
 
 def check_launcher(args: RTDTrainingArguments) -> None:
-    """Raises ValueError where processes that the launcher starts again (`--max_restarts`) would not go on."""
+    """Raises ValueError if processes that the launcher restarts (`--max_restarts`) could not continue the run."""
     if not int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
         return
     if args.resume_from_checkpoint not in ("auto", "latest"):
         raise ValueError(
-            "--max_restarts starts a run again that exists already: add --resume_from_checkpoint auto, so that it "
+            "--max_restarts restarts a run that exists already: add --resume_from_checkpoint auto, so that it "
             "continues from its last checkpoint."
         )
-    # The store that torch's launcher keeps for all rounds still has the addresses of the processes before
+    # torch's launcher keeps one store for all restarts, which still has the addresses of the earlier processes
     # (https://github.com/pytorch/pytorch/issues/135712).
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise ValueError(
-            "--max_restarts: processes that are started again would wait for those before. "
+            "--max_restarts: restarted processes would wait for the earlier ones. "
             "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node."
         )
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do to a training: its step is finished and saved first, and no worker dies of them."""
+"""Ctrl-C and SIGTERM during training: the current step is finished and saved first, and the signal kills no worker."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from hf_electra_rtd.base.cli import INTERRUPTED
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_AGREEMENTS = 2.0  # on whether to stop: each waits for the device; launchers kill after 30 seconds
-SECONDS_TO_PRESS_AGAIN = 2.0  # launchers pass Ctrl-C on to processes that have it from the terminal
+SECONDS_BETWEEN_AGREEMENTS = 2.0  # about stopping; each one waits for the device, and launchers kill after 30 seconds
+SECONDS_TO_PRESS_AGAIN = 2.0  # before that, it may be the first Ctrl-C, repeated by the launcher
 
 
 class StopSignal(TrainerCallback):
-    """Inside a `with`, ends a Trainer's loop at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill),
-    with a log and a checkpoint; `stopped` says whether it did, and `status` is the exit status then. A second Ctrl-C
-    ends it at once, with the checkpoint before. Outside the loop, signals do what they did before."""
+    """Ends a Trainer's loop at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill), with a log and a
+    checkpoint. It is a callback, and a context manager around the training. `stopped` says whether a signal ended the
+    loop, and `status` is the exit status in that case. A second Ctrl-C ends the loop at once, without a new
+    checkpoint. Outside the loop, signals are handled as before."""
 
     def __init__(self) -> None:
         self.stopped = False
         self.status = INTERRUPTED
         self._noted_at = math.inf  # when the first signal came
-        self._before: dict[int, Any] = {}  # handlers, in the loop
+        self._before: dict[int, Any] = {}  # the earlier handlers, while the loop runs
 
     def __enter__(self) -> StopSignal:
         return self
@@ -56,7 +57,7 @@ class StopSignal(TrainerCallback):
             raise KeyboardInterrupt
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._agreed_at = (state.global_step, time.monotonic())  # step and time
+        self._agreed_at = (state.global_step, time.monotonic())  # step and time of the last agreement
         self._next_agreement = state.global_step + 1
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -66,16 +67,16 @@ class StopSignal(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step < state.max_steps and self._should_stop(state.global_step):
             self.stopped = control.should_training_stop = control.should_save = True
-            control.should_evaluate = False  # it would delay the checkpoint; the record goes without this evaluation
+            control.should_evaluate = False  # an evaluation would delay the checkpoint; the record has none here
 
     def _should_stop(self, step: int) -> bool:
-        """Whether the run stops after this step: the same answer in every process."""
+        """Returns whether the run stops after this step. The answer is the same in every process."""
         processes = PartialState()
         if processes.num_processes == 1:
             return self._noted_at < math.inf
         if step < self._next_agreement:
             return False
-        # All processes add up the same numbers, and so agree again at the same step.
+        # All processes get the same means, so that they agree again at the same step.
         last_step, last_time = self._agreed_at
         now = time.monotonic()
         self._agreed_at = (step, now)
@@ -86,15 +87,16 @@ class StopSignal(TrainerCallback):
 
 
 def protect_workers(loader: DataLoader) -> DataLoader:
-    # `accelerate` wraps the loader that makes the workers, and copies the wrapper's attributes to skip batches.
+    # `accelerate` wraps the loader that makes the workers; to skip batches, it copies the attributes of the wrapper.
     for part in (loader, getattr(loader, "base_dataloader", loader)):
         part.worker_init_fn = partial(_protect_worker, part.worker_init_fn)
     return loader
 
 
 def _protect_worker(then: Any, worker: int) -> None:
-    """A `worker_init_fn` that keeps a data loader's workers from Ctrl-C in a terminal, and from the SIGTERM of a
-    cluster to every process: a worker that dies would end the run. `then` is the one to call afterwards."""
+    """Protects a worker of a data loader, as its `worker_init_fn`, from Ctrl-C in a terminal, and from the SIGTERM
+    that a cluster sends to every process: a worker that dies would end the run. `then` is a `worker_init_fn` to call
+    afterwards, or None."""
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
@@ -105,7 +107,7 @@ def _protect_worker(then: Any, worker: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends a worker at a SIGTERM of its parent, by which torch and Python end workers."""
+    """Ends a worker at a SIGTERM from its parent, which is how torch and Python end workers."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

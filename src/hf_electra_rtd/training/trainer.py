@@ -1,5 +1,6 @@
-"""`transformers.Trainer` with the original's optimizer and schedule, the base of both trainers; and the trainer of
-generator and discriminator: meters, held-out metrics, a stream that resumes, and publication at its end."""
+"""The trainers. [`OriginalTrainer`], the base class for pre-training and fine-tuning, is `transformers.Trainer` with
+the optimizer and schedule of the original ELECTRA. [`RTDTrainer`] trains generator and discriminator, and adds meters,
+held-out metrics, a stream that can be resumed, and publication at the end."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ logger = logging.getLogger(__name__)
 
 
 def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
-    """A stream of exactly the run's length; sets `args.max_steps` where only `num_train_epochs` is given. Raises
-    ValueError if the sequences do not fill one optimizer step, or a stream has another length."""
+    """Returns a stream of exactly the run's length. Sets `args.max_steps` if only `num_train_epochs` is given. Raises
+    ValueError if the sequences do not fill one optimizer step, or are a stream of another length."""
     batch = args.sequences_per_step
     if isinstance(sequences, SequenceStream):
         if args.max_steps <= 0:
@@ -85,7 +86,8 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
 
 
 def held_out_stream(sequences: Any) -> SequenceStream | None:
-    """Held-out sequences, if there are any, in their order, with random numbers that no training sequence has."""
+    """Returns a stream of the held-out sequences in their order, or None if there are none. Its random numbers differ
+    from those of all training sequences."""
     if sequences is None or isinstance(sequences, SequenceStream):
         return sequences
     return SequenceStream(sequences, shuffle=False, first_position=HELD_OUT_POSITION)
@@ -108,8 +110,8 @@ def make_collator(tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments
 
 
 class OriginalTrainer(Trainer):
-    """A Trainer with the original's optimizer and schedule, whose checkpoints are whole or not there, and whose logs
-    are printed as lines."""
+    """A Trainer with the optimizer and schedule of the original ELECTRA. Its checkpoints are complete or absent, and
+    its logs are printed as lines."""
 
     describe_log = staticmethod(format_log)
 
@@ -120,7 +122,7 @@ class OriginalTrainer(Trainer):
                 self.add_callback(ours(self.describe_log))
 
     def _groups(self, model: Any) -> list[dict[str, Any]] | None:
-        """The groups of parameters; None: those of pre-training."""
+        """Returns the parameter groups of the optimizer; None means those of pre-training."""
         return None
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
@@ -139,7 +141,7 @@ class OriginalTrainer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing where a run goes on from its last step: the Trainer would take one step more."""
+        """Does nothing if a run resumes from its last step: the Trainer would take one step more."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
 
@@ -160,7 +162,7 @@ class OriginalTrainer(Trainer):
 
 
 class _RTDCallback(TrainerCallback):
-    """What an `RTDTrainer` does before the first step, and after each."""
+    """The actions of an `RTDTrainer` before the first step, and after each step."""
 
     def __init__(self, trainer: RTDTrainer) -> None:
         self._trainer = trainer
@@ -173,22 +175,23 @@ class _RTDCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.export_fraction()  # before the checkpoint of the step
-        control.should_log |= control.should_save  # a run that goes on from it knows its seconds from the log
+        control.should_log |= control.should_save  # a resumed run reads its seconds from the log
 
 
 class RTDTrainer(OriginalTrainer):
     """Trains an [`ElectraForRTDPretraining`].
 
     With `push_to_hub=True` the networks go to the repositories `<hub_model_id>-generator` and `-discriminator`, each
-    with a card, at the end of `train`. A failing Hub stops no training; see `published`. A `compute_metrics` replaces
-    our held-out metrics; its `predictions` are those of `ElectraRTDConfig.keys_to_ignore_at_inference`.
+    with a card, at the end of `train`. If the Hub fails, training goes on; see `published`. A `compute_metrics`
+    replaces our held-out metrics; its `predictions` are the outputs that
+    `ElectraRTDConfig.keys_to_ignore_at_inference` does not name.
 
     Args:
         train_dataset: [`Blocks`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a
             [`SequenceStream`] of exactly the run's length, which is `max_steps` or `num_train_epochs`.
-        eval_dataset: held-out sequences, likewise. Without them there is no evaluation.
+        eval_dataset: held-out sequences, in the same forms. Without them there is no evaluation.
         data_collator: by default a seeded [`DataCollatorForRTD`]. With another one, datasets are left as they are.
-        card, publication: what cards say beside the record, and which parts are published.
+        card, publication: what cards say in addition to the record, and which parts are published.
 
     Raises:
         ValueError: if the sequences do not fill one step, options contradict each other, or the Hub refuses the run.
@@ -210,7 +213,7 @@ class RTDTrainer(OriginalTrainer):
         publication: publishing.PretrainingPublication | None = None,
         **kwargs: Any,
     ) -> None:
-        args = copy.copy(args)  # what follows settles them for this run
+        args = copy.copy(args)  # the code below changes some for this run
         if args.n_gpu > 1:
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
         if not model.config.has_generator_network or model.config.freeze_generator:
@@ -230,7 +233,7 @@ class RTDTrainer(OriginalTrainer):
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
             data_collator = make_collator(processing_class, args)
-        if isinstance(train_dataset, SequenceStream):  # shuffled already, and to be read in order when it is resumed
+        if isinstance(train_dataset, SequenceStream):  # shuffled already; a resumed run needs this order
             args.train_sampling_strategy = "sequential"
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
@@ -248,13 +251,13 @@ class RTDTrainer(OriginalTrainer):
         settle_masking(model.config, args, tokenizer)
         self.card = card or CardArguments()
         self.publication = publication or publishing.PretrainingPublication()
-        # Of the record, what the command line knows better.
+        # Parts of the record that the command line knows better.
         self.record_facts: dict[str, Any] = {
             "command": public_command(sys.argv),
             "started": utc_now(),
             "arguments": {},
         }
-        self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
+        self.old_held_out: SequenceStream | None = None  # text of the earlier training, also evaluated
         self.published: list[Published] = []  # the outcome of the last push
         self._saved: PretrainingRecord | None = None
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
@@ -281,8 +284,8 @@ class RTDTrainer(OriginalTrainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *more: Any, verify: bool = True, **kwargs: Any
     ) -> Any:
-        """As the parent's; True resumes from the latest checkpoint that is whole. Without `verify`, the checkpoint is
-        known to be whole, and its files are not compared with their hashes."""
+        """Trains as the parent does. `resume_from_checkpoint=True` resumes from the latest complete checkpoint. With
+        `verify=False`, the checkpoint is known to be complete, and its files are not compared with their hashes."""
         args = self.args
         state = TrainerState()
         if resume_from_checkpoint is True:
@@ -296,13 +299,13 @@ class RTDTrainer(OriginalTrainer):
             before, state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe(), verify)
             self.record_facts["started"] = before.get("started", self.record_facts["started"])
         if resume_from_checkpoint or args.world_size > 1:
-            # Every process was seeded alike, so that they build the same model; their dropout must differ. A
-            # checkpoint of fewer processes has no random state for this one: it must not begin with the first step.
+            # All processes had the same seed, so that they built the same model. Their dropout must differ. A
+            # checkpoint of fewer processes has no random state for this one, which must not repeat the first step's.
             set_seed((args.seed + state.global_step + args.process_index) % 2**32)
         self._saved = None
         self.stopwatch = meters.Stopwatch(state.log_history)
         eval_on_start = args.eval_on_start
-        args.eval_on_start = eval_on_start and not resume_from_checkpoint  # the first start did it
+        args.eval_on_start = eval_on_start and not resume_from_checkpoint  # the first start evaluated
         try:
             result = super().train(resume_from_checkpoint, *more, **kwargs)
         finally:
@@ -314,7 +317,7 @@ class RTDTrainer(OriginalTrainer):
         return result
 
     def _describe(self) -> dict[str, Any]:
-        """What a run that goes on from its checkpoints must have in common with this one."""
+        """Returns the settings that a run must share with this one to resume from its checkpoints."""
         return checkpoints.describe_run(self.model, self.train_dataset, self.eval_dataset, self.args)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *more: Any, **kwargs: Any) -> Any:
@@ -335,7 +338,7 @@ class RTDTrainer(OriginalTrainer):
             metrics = super().evaluate(*args, **kwargs)
             if self.old_held_out is not None and not args and "eval_dataset" not in kwargs:
                 yardsticks = self._yardsticks
-                self._yardsticks = ()  # they are of the new text
+                self._yardsticks = ()  # they belong to the new text
                 try:
                     super().evaluate(self.old_held_out, metric_key_prefix=meters.OLD.removesuffix("_"))
                 finally:
@@ -348,7 +351,7 @@ class RTDTrainer(OriginalTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             output = model(**inputs)
-        # No loss: that of `held_out_metrics` does not depend on how sequences fall into batches.
+        # No loss: `held_out_metrics` computes one that does not depend on how sequences fall into batches.
         measures = (*self.model.measures, *self._yardsticks)
         return None, meters.held_out_tensors(measures, output, inputs), inputs["labels"]
 
@@ -360,7 +363,7 @@ class RTDTrainer(OriginalTrainer):
             logs |= {**measured, "train_seconds": self.stopwatch.seconds}
         stream = self.train_dataset
         if isinstance(stream, SequenceStream) and self.state.max_steps > 0:
-            # The Trainer's epoch is the whole stream; what people mean is passes over the sequences.
+            # The Trainer counts the whole stream as one epoch; people expect passes over the sequences.
             passes = len(stream) / len(stream.sequences)
             self.state.epoch = self.state.global_step / self.state.max_steps * passes
         super().log(logs, start_time)
@@ -375,12 +378,12 @@ class RTDTrainer(OriginalTrainer):
             self._save_whole(model, trial, {**self._describe(), "started": self.record_facts["started"]})
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warns of nothing: tied tensors are stored once, and the manifest vouches for the others."""
+        """Suppresses the parent's warnings: tied tensors are stored once, and the manifest vouches for all others."""
 
     # ---- Outputs ----
 
     def export_fraction(self) -> None:
-        """Exports both networks where this step completes one of `checkpoint_fractions`. Draws no random number."""
+        """Exports both networks if this step completes one of `checkpoint_fractions`. Draws no random number."""
         step = self.state.global_step
         fraction = checkpoints.fraction_steps(self.args.checkpoint_fractions, self.state.max_steps).get(step)
         if fraction is None:
@@ -425,8 +428,8 @@ class RTDTrainer(OriginalTrainer):
         )
 
     def save_run(self) -> PretrainingRecord:
-        """Writes networks, picture of the curves and record into `output_dir`, after an evaluation where the log has
-        none of the last step. Every process must call it; once for each step is enough."""
+        """Writes networks, a picture of the curves, and the record into `output_dir`. If the log has no evaluation of
+        the last step, it evaluates first. Every process must call it; once per step is enough."""
         step = self.state.global_step
         if self._saved is not None and self._saved.steps == step:
             return self._saved
@@ -441,7 +444,8 @@ class RTDTrainer(OriginalTrainer):
     # ---- The Hub ----
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses, before anything is trained, a run that may not publish. An unreachable Hub is only a warning."""
+        """Raises ValueError, before anything is trained, for a run that may not publish. If the Hub cannot be reached,
+        it only warns."""
         if self.args.process_index == 0:
             hub_model_id = str(self.args.hub_model_id)
             names = publishing.repository_ids(hub_model_id, self.model.config.to_dict(), self.publication.parts)
@@ -453,7 +457,7 @@ class RTDTrainer(OriginalTrainer):
             )
 
     def _first_start(self) -> str | None:
-        """When the run began whose record lies in `output_dir`."""
+        """Returns when the run whose record lies in `output_dir` began; None without a record."""
         return publishing.first_start(PretrainingRecord, str(self.args.output_dir))
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> list[Published]:  # type: ignore[override]

@@ -29,8 +29,8 @@ from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, limits, markdown_table, results_table, summarize
 
 
-PACKAGE = "hf-electra-rtd"  # library of the pair, and a tag of all that comes from here
-# Of each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
+PACKAGE = "hf-electra-rtd"  # the library of the pair, and a tag of all our models
+# For each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
 _KINDS = {
     "classification": ("text-classification", "SequenceClassification", "classifies texts"),
     "multi_label": ("text-classification", "SequenceClassification", "gives texts any number of labels"),
@@ -39,7 +39,7 @@ _KINDS = {
     "question_answering": ("question-answering", "QuestionAnswering", "finds answers in a text"),
     "tagging": ("token-classification", "TokenClassification", "labels the words of a text"),
 }
-# What is published as a graph only: the networks of a pre-training, and a model that no stock class is.
+# Kinds that are only exported as graphs: networks of a pre-training, and a model without a stock class.
 _GRAPHS = {
     "correction": (None, None, "corrects wrong words of a text"),
     "detector": ("token-classification", "TokenClassification", "tells which tokens of a text were replaced"),
@@ -47,7 +47,7 @@ _GRAPHS = {
 }
 # Tasks that `transformers.pipeline` knows.
 _PIPELINES = ("text-classification", "token-classification")
-# The Hub's ids of our metrics (hf.co/metrics), where they are not our own name for them.
+# The Hub's ids of our metrics (hf.co/metrics), where they differ from our names.
 _METRICS = {
     "matthews": "matthews_correlation",
     "pearson": "pearsonr",
@@ -55,8 +55,8 @@ _METRICS = {
     "macro_f1": "f1",
     "micro_f1": "f1",
 }
-# The settings that a card shows, and those that every size of the paper has: defaults of `ElectraConfig` and of
-# google-research/electra.
+# The settings that a card shows, and the values that they have for every size of the paper: defaults of
+# `ElectraConfig` and of google-research/electra.
 _SETTINGS = (
     "generator",
     "generator_learning_rate",
@@ -99,7 +99,7 @@ _SETTINGS = (
 )
 _PAPER = {
     "objective": "rtd",
-    "optim": "adamw_torch_fused",  # which means `ElectraAdamW`
+    "optim": "adamw_torch_fused",  # this means `ElectraAdamW`
     "generator": "masked_lm",
     "sharing": "embeddings",
     "temperature": 1,
@@ -114,10 +114,10 @@ _PAPER = {
     "bias_correction": False,
     "vocab_size": 30522,
 }
-# Flags that name networks that were trained before; and those whose network a part of the run began as.
+# Flags that name trained networks; and for parts of a run, the flags that name the network that the part began as.
 _SOURCES = ("continue_from", "generator", "discriminator")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
-_DETECTS = ("bare", "detector", "labels")  # kinds, see `kind_of`
+_DETECTS = ("bare", "detector", "labels")  # kinds of parts (`kind_of`)
 _NO_SETTINGS = ("labels", "metrics", "lora")  # of a fine-tuning
 # The license of the bundled corpus, by the SHA-256 of its text (`data.text.scan`).
 _LICENSES = {
@@ -147,10 +147,10 @@ def pretraining_card(
     related: Mapping[str, str] | None = None,
     branches: Sequence[str] = (),
 ) -> str:
-    """The card of a part of a run: `discriminator` (the encoder, whatever the objective), `detector`, `generator` or
-    `pair`; with a fraction, of the branch `step-<N>`. The picture `CURVES_FILE` must lie beside it. `own` and
-    `compared` are results of these weights and of other models, `related` the Hub ids of the run's parts, `branches`
-    those of its exports."""
+    """Returns the card of a part of a run: `discriminator` (the encoder, whatever the objective), `detector`,
+    `generator` or `pair`; with `fraction`, that of the branch `step-<N>`. The picture `CURVES_FILE` must lie next to
+    it. `own` and `compared` are results of these weights and of other models, `related` the Hub ids of the run's
+    parts, and `branches` the branches of its exports."""
     planned = planned_steps(record)
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run
@@ -166,7 +166,7 @@ def pretraining_card(
     }
     started = list(dict.fromkeys(loaded.values()))
     starts = _STARTS.get(part, ("continue_from", "backbone", "discriminator"))
-    # A path has lost its directories in the record, so that an id is told by its owner.
+    # Paths lose their directories in a record, so that a name with a slash is a Hub id.
     base_models = [loaded[name] for name in starts if "/" in loaded.get(name, "")]
 
     size = None if started or described.get("model_config") or not is_electra else described.get("size")
@@ -240,8 +240,10 @@ def fine_tuned_card(
     base_model: str | None = None,
     adapter: bool = False,
 ) -> str:
-    """The card of a fine-tuned model, or of LoRA adapters, from the runs of one model on one task, the first of which
-    made the weights. `base_model` is the Hub id of what was fine-tuned, None where it is not on the Hub."""
+    """Returns the card of a fine-tuned model, or of LoRA adapters. `records` are the runs of one model on one task;
+    the first one made the weights. `base_model` is the Hub id of the model that was fine-tuned, None if it is not on
+    the Hub. Raises ValueError for runs of several tasks or models, for adapters without `base_model`, and for a kind
+    of model that no stock class loads."""
     run = records[0]
     results = summarize(records)
     if len(results) != 1:
@@ -301,7 +303,7 @@ def fine_tuned_card(
 
 
 def export_card(record: ExportRecord, repo_id: str, card: CardArguments) -> str:
-    """The card of an exported model."""
+    """Returns the card of an exported model."""
     task, auto_class, does = {**_KINDS, **_GRAPHS}[record.kind]
     tags = ["electra"] if "Electra" in record.model["architecture"] else []
     data = _metadata(
@@ -325,7 +327,7 @@ def export_card(record: ExportRecord, repo_id: str, card: CardArguments) -> str:
 
 
 def export_table(record: ExportRecord) -> str:
-    """Size, speed and scores of an exported model by each runtime, and the machine, as Markdown."""
+    """Returns size, speed and scores of an exported model with each runtime, and the machine, as Markdown."""
     scores = record.dev.get("scores", {})
     classes = record.dev.get("classes", {})
     speeds = record.speed["sentences_per_second"]
@@ -345,9 +347,10 @@ def export_table(record: ExportRecord) -> str:
 
 
 def kind_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
-    """What a part of a pair with this configuration is, for its readers. The discriminator is an `encoder` that
-    predicts tokens; of ELECTRA a `detector`, or one of `energies`; else the `bare` encoder, whose head is in the part
-    `detector`, of the kind `labels`."""
+    """Returns what a part of a pair with this configuration is to its readers. The part `detector` is of the kind
+    `labels`, and `generator` and `pair` are their own kinds. The discriminator is an `encoder` if it predicts tokens.
+    Otherwise ELECTRA's is a `detector`, or of the kind `energies`; that of another family is the `bare` encoder, whose
+    head is in the part `detector`."""
     if part != "discriminator":
         return "labels" if part == "detector" else part
     traits = OBJECTIVE_TRAITS[model["objective"]]
@@ -359,7 +362,7 @@ def kind_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
 
 
 def family_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
-    """The family (`model_type`) of a part of a pair with this configuration."""
+    """Returns the family (`model_type`) of a part of a pair with this configuration."""
     return str(model[_config_name(part)].get("model_type", "electra"))
 
 
@@ -372,7 +375,7 @@ def _config_name(part: str) -> str:
 
 @cache
 def _environment() -> Any:
-    # `ModelCard.from_template` knows no filters and imports, and shows nothing in place of a value that is missing.
+    # `ModelCard.from_template` has no filters and imports, and leaves missing values out without an error.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("hf_electra_rtd.publishing")
@@ -395,7 +398,7 @@ def _environment() -> Any:
 
 
 def _table_of_values(rows: Sequence[Sequence[Any]], *header: str) -> str:
-    """The first columns of rows, as many as there are titles. Rows without a value are left out."""
+    """Returns a table of the first columns of rows, as many as there are titles. Rows without a value are left out."""
     cells = [[_number(cell) for cell in row[: len(header)]] for row in rows if row[1] not in (None, "")]
     return markdown_table(header, cells)
 
@@ -410,12 +413,12 @@ def _code(text: Any) -> str:
 
 
 def _prediction(value: Any) -> str:
-    """A label, several, or a number."""
+    """Returns a prediction as text: a label, several labels, or a number."""
     return (", ".join(map(str, value)) or "no label") if isinstance(value, list) else _number(value)
 
 
 def _number(value: Any) -> str:
-    """A number for people, such as `14,950,400` or `0.6853`; anything else as it is."""
+    """Returns a number in readable form, such as `14,950,400` or `0.6853`; anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -425,8 +428,8 @@ def _number(value: Any) -> str:
 
 
 def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord], **values: Any) -> ModelCardData:
-    """With the median of each metric on each split, as a fraction or correlation, where the dataset is on the Hub and
-    no model predicts a constant."""
+    """Returns the metadata of a card. It includes the median of each metric on each split, as a fraction or
+    correlation, if the dataset is on the Hub and no model predicts a constant."""
     results = []
     for result in _official(runs):
         run = result.runs[0]
@@ -459,9 +462,9 @@ def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord
 
 
 def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
-    """The result on each task whose dataset belongs to a benchmark and is on the Hub, trained and evaluated on whole
-    splits. A ValueError for a task whose runs differ in more than their seed: which figure is published must not be
-    left open."""
+    """Returns the result on each task whose dataset belongs to a benchmark and is on the Hub, from runs on whole
+    splits. Raises ValueError for a task whose runs differ in more than their seed: it must be clear which figure is
+    published."""
     known = [
         run for run in records if not limits(run) and run.benchmark != "own" and run.dataset.get("id") is not None
     ]
@@ -478,7 +481,7 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
 
 
 def _is_constant(run: EvaluationRecord, split: str) -> bool:
-    """Whether a model predicts the same for every example."""
+    """Returns whether a model predicts the same for every example."""
     return "constant_prediction" in run.reports.get(split, {})
 
 
@@ -486,7 +489,7 @@ def _is_constant(run: EvaluationRecord, split: str) -> bool:
 
 
 def _held_out(record: PretrainingRecord, step: int) -> dict[str, float]:
-    """Held-out metrics of the objective after a step, without `eval_`; empty where there are none."""
+    """Returns the held-out metrics of the networks after a step, without `eval_`; empty if there are none."""
     values: dict[str, Any] = {}
     for entry in (*record.curves, {"step": record.steps, **record.metrics}):
         if entry["step"] == step:
@@ -496,7 +499,8 @@ def _held_out(record: PretrainingRecord, step: int) -> dict[str, float]:
 
 
 def _changes(record: PretrainingRecord) -> list[tuple[str, Any, Any, Any, Any]]:
-    """Each metric of a run that was evaluated before its first step: of new text before and after, and of old text."""
+    """Returns rows of metrics for a run that was evaluated before its first step: on new text before and after, and on
+    old text before and after."""
     new = record.before_and_after.get("new", {})
     old = record.before_and_after.get("old", {})
     columns = [new.get("before", {}), new.get("after", {}), old.get("before", {}), old.get("after", {})]
@@ -505,7 +509,7 @@ def _changes(record: PretrainingRecord) -> list[tuple[str, Any, Any, Any, Any]]:
 
 
 def _settings(record: PretrainingRecord, reference: str) -> list[tuple[str, Any, Any]]:
-    """Name, value, and the paper's for a size where it is another one."""
+    """Returns rows of settings: name, value, and the value of the paper for a size if it differs."""
     size = SIZES[reference]
     paper = {
         **_PAPER,
@@ -521,8 +525,8 @@ def _settings(record: PretrainingRecord, reference: str) -> list[tuple[str, Any,
 
 
 def pretraining_settings(record: PretrainingRecord) -> dict[str, Any]:
-    """What decides a run beside its data, its tokenizer and the shapes of its networks; a fraction where a flag has
-    one. Settings that a run does not have are left out."""
+    """Returns the settings that decide a run, except its data, its tokenizer and the shapes of its networks. The width
+    of the generator is a fraction, as in its flag. Settings that a run does not have are left out."""
     training = record.arguments["training"]
     main = record.model["discriminator_config"]
     generator = record.model["generator_config"]
@@ -541,12 +545,12 @@ def pretraining_settings(record: PretrainingRecord) -> dict[str, Any]:
 
 
 def planned_steps(record: PretrainingRecord) -> int:
-    """The optimizer steps that a run was to have."""
+    """Returns the number of optimizer steps that were planned for a run."""
     return max(record.steps, record.arguments["training"].get("max_steps") or 0)
 
 
 def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
-    """Name and value, in the form of `_settings`."""
+    """Returns rows of settings: name and value, in the form of `_settings`."""
     arguments = {**run.arguments, **(run.arguments.get("lora") or {})}
     shown = {name: value for name, value in arguments.items() if value not in (None, "", -1)}  # `max_steps` -1: unset
     return [(f"`{name}`", value, "") for name, value in shown.items() if name not in _NO_SETTINGS]
@@ -566,7 +570,7 @@ def _license_of_text(record: PretrainingRecord) -> str:
 
 
 def flag_words(values: Mapping[str, Any]) -> Iterator[str]:
-    """The command line for values of flags. None leaves a flag out."""
+    """Yields the words of a command line for values of flags. A flag whose value is None is left out."""
     for name, value in values.items():
         if value is not None:
             yield f"--{name}"
@@ -579,7 +583,7 @@ def _named(run: EvaluationRecord, name: str) -> EvaluationRecord:
 
 
 def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord]) -> list[str]:
-    """How weak scores are to be read."""
+    """Returns sentences on how to read weak scores."""
     cautions = []
     scratch = summarize(run for run in others if run.model["from_scratch"])
     random = {(result.benchmark, result.runs[0].task): result.main for result in scratch}

@@ -1,10 +1,10 @@
-"""Compares runs: pre-trainings by what was measured on held-out text, fine-tunings by their scores.
+"""Compares runs: pre-trainings by their held-out metrics, fine-tunings by their scores.
 
     hf-electra-rtd compare runs/rtd_1 runs/rtd_2 runs/electric_1 --picture curves.png
     hf-electra-rtd compare runs/glue_discriminator runs/glue_random
 
-Runs that are equal but for their seed are one row: pre-trainings with means and 95 % intervals, fine-tunings with
-median, mean and best beside published scores. Tables are Markdown where the output is no terminal.
+Runs that differ only in their seed are one row: pre-trainings with means and 95 % intervals, fine-tunings with median,
+mean and best next to published scores. If the output is not a terminal, tables are Markdown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class CompareArguments:
 
 
 def main(argv: list[str]) -> None:
-    """Prints tables, and the difference of two fine-tuned models. A ValueError where nothing can be compared."""
+    """Prints tables, and the difference between two fine-tuned models. Raises ValueError if nothing can be
+    compared."""
     (arguments,) = parse_arguments((CompareArguments,), argv, __doc__)
     if not arguments.directories:
         raise ValueError("There is nothing to compare. Name the output directories of pre-trainings or fine-tunings.")

@@ -1,8 +1,8 @@
-"""The way to the Hub, by `huggingface_hub`: one commit for each branch of a repository, private at first.
+"""Publishes on the Hub with `huggingface_hub`: one commit for each branch of a repository, private at first.
 
-The title of every commit names its run by the time of its start, which shows what another run or a person wrote last.
-A repeated push is the same push: `huggingface_hub` sends no file and makes no commit where nothing has changed. In a
-card, our sections stand between two markers; what people write outside of them stays.
+The title of every commit names its run by the start time, which shows whether another run or a person wrote last. A
+push can be repeated: `huggingface_hub` sends no file and makes no commit if nothing has changed. In a card, our
+sections stand between two markers; text that people write outside of them stays.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hf_electra_rtd.pair.places import NETWORK_FILES
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-# What may be uploaded of a model, beside `NETWORK_FILES`.
+# The files of a model that may be uploaded, in addition to `NETWORK_FILES`.
 GRAPHS = (
     "onnx/model.onnx",
-    "onnx/model.onnx_data",  # what a large graph keeps beside it
+    "onnx/model.onnx_data",  # the weights of a large graph
     "onnx/model_quantized.onnx",
 )
 MODEL_FILES = (*NETWORK_FILES, *GRAPHS)
@@ -38,35 +38,36 @@ MODEL_FILES = (*NETWORK_FILES, *GRAPHS)
 _BEGIN = "<!-- hf-electra-rtd: the next push replaces this part, down to the end marker. Write above or below it. -->"
 _END = "<!-- hf-electra-rtd: end -->"
 
-# The library waits for ever. A silent Hub is given up after so many calls without an answer: after 60 seconds.
+# The library waits forever. We give up on a silent Hub after so many calls without an answer: after 60 seconds.
 CALLS = 3
 PAUSE = 10.0  # seconds before each call
 ANSWER = 10.0  # seconds within which the Hub must answer a call
 
-_TITLE = "hf-electra-rtd run"  # in the title of every commit, before the start of the run
-_OF_A_NEW_REPOSITORY = frozenset({".gitattributes", CARD_FILE, "LICENSE"})  # what the website puts there
-Files = dict[str, Path | bytes]  # by path in the repository: where each lies here, or its bytes
+_TITLE = "hf-electra-rtd run"  # in the title of every commit, before the start time of the run
+_OF_A_NEW_REPOSITORY = frozenset({".gitattributes", CARD_FILE, "LICENSE"})  # the website adds these
+Files = dict[str, Path | bytes]  # by path in the repository: its local path, or its bytes
 _Result = TypeVar("_Result")
 
 
 @dataclass
 class Repository:
-    """One branch of a repository, as it shall stand on the Hub. If it is the card alone, all other files stay."""
+    """One branch of a repository, as it should be on the Hub. A push deletes those `NETWORK_FILES` on the Hub that
+    `files` does not have; all other files stay."""
 
     repo_id: str
     files: Files
-    run: str | None = None  # when the run started (UTC, ISO 8601); None for one that has written nothing yet
+    run: str | None = None  # when the run started (UTC, ISO 8601); None for a run that has written nothing yet
     revision: str | None = None  # the branch; None is `main`
 
     @property
     def url(self) -> str:
-        """Its page."""
+        """The address of its page."""
         branch = "" if self.revision is None else f"/tree/{self.revision}"
         return f"{HfApi().endpoint}/{self.repo_id}{branch}"
 
     @property
     def replaced(self) -> set[str]:
-        """The files beside the card that a push writes or deletes."""
+        """The files, except the card, that a push writes or deletes."""
         return {*self.files, *NETWORK_FILES} - {CARD_FILE}
 
 
@@ -85,12 +86,12 @@ class _State:
 
     last_commit: str
     paths: list[str]
-    card: str | None  # of this run, with what people may have written into it; else None
+    card: str | None  # the card of this run, with edits by people; None if it is not this run's
 
 
 def check(repositories: Sequence[Repository], private: bool = True, force: bool = False) -> None:
-    """Creates the repositories of a run before it is trained, as the first part of a push. Raises ValueError where it
-    may not publish, see [`publish`]. Where the Hub cannot be reached, it only warns."""
+    """Creates the repositories of a run before it is trained, with the same checks as a push. Raises ValueError if the
+    run may not publish (see [`publish`]). If the Hub cannot be reached, it only warns."""
     api = HfApi()
     try:
         _watched(api, lambda: [_open(api, repository, private, force) for repository in repositories])
@@ -101,12 +102,13 @@ def check(repositories: Sequence[Repository], private: bool = True, force: bool 
 
 
 def publish(repositories: Sequence[Repository], private: bool = True, force: bool = False) -> list[Published]:
-    """Publishes each repository in one commit. It ends at the first failure, and none is raised: they are in
-    `Published.error`.
+    """Publishes each repository in one commit. It stops at the first failure. Failures are not raised:
+    `Published.error` has them.
 
-    Before anything is sent, it fails for what a run may not do: write where its user may not; to public repositories
-    if `private`; and, without `force`, over what another run or a person wrote, other than around our sections of a
-    card."""
+    Before anything is sent, it fails if the user may not write to a repository, if a repository is public although it
+    should be `private`, or, without `force`, if the push would overwrite what another run or a person wrote. Text
+    around our sections of a card is kept, so it does not count.
+    """
     api = HfApi()
     published: list[Published] = []
 
@@ -125,14 +127,14 @@ def publish(repositories: Sequence[Repository], private: bool = True, force: boo
 
 
 def _open(api: HfApi, repository: Repository, private: bool, force: bool) -> _State:
-    """Creates a repository and its branch where there is none. Raises ValueError for one that this run must not
-    write to."""
+    """Creates a repository and its branch if they do not exist. Returns the state of the branch. Raises ValueError for
+    a repository that this run must not write to."""
     repo_id = repository.repo_id
     revision = repository.revision
     api.whoami(cache=True)  # its errors are the clearest about a token that is missing or wrong
     api.create_repo(repo_id, private=private, exist_ok=True)
     api.auth_check(repo_id, write=True)
-    if revision is not None:  # begins at the first commit, so that it holds this export alone
+    if revision is not None:  # it begins at the first commit, so that it holds only this export
         first = api.list_repo_commits(repo_id)[-1]
         api.create_branch(repo_id, branch=revision, revision=first.commit_id, exist_ok=True)
     info = api.model_info(repo_id, revision=revision)
@@ -167,7 +169,7 @@ def _open(api: HfApi, repository: Repository, private: bool, force: bool) -> _St
 
 
 def _contents(api: HfApi, repo_id: str, revision: str) -> dict[str, str | None]:
-    """The id of the content of each file."""
+    """Returns for each file the id of its content."""
     info = api.model_info(repo_id, revision=revision, files_metadata=True)
     return {file.rfilename: file.blob_id for file in info.siblings or ()}
 
@@ -179,14 +181,15 @@ def _read_card(api: HfApi, repo_id: str, revision: str) -> str:
 
 
 def mark(card: str) -> str:
-    """The card, with our sections between markers."""
+    """Returns the card, with our sections between markers."""
     metadata = REGEX_YAML_BLOCK.match(card)
     start = metadata.end() if metadata else 0
     return f"{card[:start]}{_BEGIN}\n\n{card[start:].strip()}\n\n{_END}\n"
 
 
 def merge(card: str, theirs: str | None) -> str:
-    """Our card, with what stands outside of the markers in theirs; as it is if there are no markers in theirs."""
+    """Returns our card, with the text outside of the markers from theirs; unchanged if there are no markers in
+    theirs."""
     head, has_begin, rest = (theirs or "").partition(_BEGIN)
     _, has_end, below = rest.partition(_END)
     if not (has_begin and has_end):
@@ -197,8 +200,8 @@ def merge(card: str, theirs: str | None) -> str:
 
 
 def _commit(api: HfApi, repository: Repository, state: _State) -> bool:
-    """Sends what has changed, and deletes files of a model that are no longer part of it: transformers would load
-    them. Fails if anybody has written there since `state`. Returns whether anything has changed."""
+    """Sends the files that have changed. Deletes files of a model that are no longer part of it, because transformers
+    would load them. Fails if anybody has written there since `state`. Returns whether anything has changed."""
     files = dict(repository.files)
     files[CARD_FILE] = merge(bytes(files[CARD_FILE]).decode(), state.card).encode()
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
@@ -220,8 +223,8 @@ def _commit(api: HfApi, repository: Repository, state: _State) -> bool:
 
 
 def _watched(api: HfApi, work: Callable[[], _Result]) -> _Result:
-    """What `work` returns or raises. An upload may take hours, so meanwhile the Hub is called: if it does not answer,
-    this is a TimeoutError, and the thread of `work` is left behind."""
+    """Returns or raises what `work` does. An upload may take hours, so meanwhile the Hub is called. If it does not
+    answer, TimeoutError is raised, and the thread of `work` is left behind."""
     future: Future[_Result] = Future()
 
     def run() -> None:
@@ -230,7 +233,7 @@ def _watched(api: HfApi, work: Callable[[], _Result]) -> _Result:
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=run, daemon=True).start()  # a daemon, which does not keep the process from its end
+    Thread(target=run, daemon=True).start()  # a daemon does not keep the process from ending
     unanswered = 0
     while unanswered < CALLS:
         if wait([future], timeout=PAUSE).done:
@@ -240,25 +243,26 @@ def _watched(api: HfApi, work: Callable[[], _Result]) -> _Result:
 
 
 def _answers(api: HfApi) -> bool:
-    """Whether the Hub answers at all, whatever it says."""
+    """Returns whether the Hub answers at all, whatever it says."""
     try:
         get_session().head(api.endpoint, timeout=ANSWER)
-    except Exception:  # of the library's client, which is not ours to name
+    except Exception:  # which ones depends on the library's client
         return False
     return True
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether the Hub will refuse the same again; all else may succeed later as it is."""
+    """Returns whether the Hub would refuse the same request again. After all other errors, it may succeed later."""
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         return 400 <= status < 500 and status not in (408, 425, 429)
-    is_answer = not isinstance(error, json.JSONDecodeError)  # which is a ValueError
+    is_answer = not isinstance(error, json.JSONDecodeError)  # it is a ValueError, too
     return is_answer and isinstance(error, (ValueError, errors.LocalTokenNotFoundError))
 
 
 def _message(error: Exception) -> str:
-    """An error of the library or the network in one line, without secrets, and what led to it if that says more."""
+    """Returns an error of the library or the network in one line, without secrets, with its cause if that says
+    more."""
     text = str(error) or type(error).__name__
     if isinstance(error, json.JSONDecodeError):
         text = (

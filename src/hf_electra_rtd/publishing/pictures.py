@@ -21,7 +21,7 @@ _PALE = "#9aa5b1"
 _MAIN = "#1f5fa8"
 _ACCENT = "#c8553d"
 _COLUMNS = 3
-_LEGEND = 60  # characters of a legend below each column
+_LEGEND = 60  # characters of the legend below each column
 _TICKS = 6
 _STYLE: Any = {
     "font.size": 8,
@@ -35,7 +35,7 @@ _STYLE: Any = {
     "legend.frameon": False,
 }
 
-# Panels: title, and the keys of the curves; a single one is also shown in training, several only held out.
+# Panels: title, and the keys of the curves. A single curve is also drawn for training, several only for held-out text.
 _PANELS = (
     ("Generator: loss at masked tokens, nats", "generator_loss"),
     ("Generator: accuracy at masked tokens", "generator_accuracy"),
@@ -50,7 +50,7 @@ _PANELS = (
 
 @contextmanager
 def _panels(path: str | os.PathLike[str], number: int, below: float = 0.0) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure with so many panels, and `below` inches for a legend, which is written as PNG."""
+    """Yields a figure and its `number` panels, with `below` inches for a legend; writes it as PNG at the end."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -66,7 +66,7 @@ def _panels(path: str | os.PathLike[str], number: int, below: float = 0.0) -> It
 
 
 def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None:
-    """Draws what was measured in training and on held-out sequences, and the learning rate, as PNG."""
+    """Draws the metrics of training and of held-out sequences, and the learning rate, as PNG."""
     from matplotlib.ticker import MaxNLocator
 
     logged = {key.removeprefix("eval_") for entry in record.curves for key in entry}
@@ -81,8 +81,8 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
 
 
 def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str | os.PathLike[str]) -> None:
-    """Draws what was measured on held-out sequences over the tokens of training, as PNG: of the runs of each name the
-    mean, and from two runs on its 95 % interval."""
+    """Draws the held-out metrics over the tokens of training, as PNG: for the runs of each name their mean, and from
+    two runs on its 95 % interval. Raises ValueError if no run was evaluated."""
     from matplotlib.lines import Line2D
 
     measured = {key for records in runs.values() for record in records for entry in record.curves for key in entry}
@@ -101,9 +101,10 @@ def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str |
 
 
 def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.PathLike[str]) -> None:
-    """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: of the runs of each name
-    the mean and its 95 % interval, over pre-trainings where there are several, else over fine-tunings; of one
-    fine-tuning alone, the interval over its examples. A ValueError where no record has its model's tokens."""
+    """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: for the runs of each
+    name their mean and its 95 % interval. The interval is over pre-trainings if there are several, else over
+    fine-tunings, and for a single fine-tuning over its examples. Raises ValueError if no record has the tokens of its
+    model."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     scores: dict[str, dict[str, list[_Score]]] = {}  # by task with its metric, and by name
@@ -129,7 +130,7 @@ def plot_scores(runs: Mapping[str, Iterable[EvaluationRecord]], path: str | os.P
                 if name in of_task:
                     _draw_interval(axis, _over_tokens(of_task[name]), color=f"C{number}", label=name)
             low, high = axis.get_ylim()
-            axis.set_ylim(max(low, -1), min(high, 1))  # few seeds have intervals beyond what a score can be
+            axis.set_ylim(max(low, -1), min(high, 1))  # with few seeds, intervals exceed the possible scores
             axis.legend()
 
 
@@ -137,15 +138,16 @@ class _Score(NamedTuple):
     """The score of one fine-tuning."""
 
     tokens: int
-    pretraining: str  # when it was started, which tells pre-trainings apart
+    pretraining: str  # its start time, which identifies the pre-training
     score: float
     low: float  # the interval over examples
     high: float
 
 
 def _over_tokens(scores: Iterable[_Score]) -> dict[int, tuple[float, float, float]]:
-    """By tokens, the mean of scores and the ends of its interval. The last pass of a pre-training reads other
-    sequences with another seed, so that equal steps differ by some tokens: those within 1 % are one point."""
+    """Returns for each number of tokens the mean of the scores and the ends of its interval. Numbers within 1 % are
+    one point: the last pass of a pre-training reads other sequences with another seed, so equal steps differ by some
+    tokens."""
     points: dict[int, list[_Score]] = {}
     for score in sorted(scores):
         if not points or score.tokens > 1.01 * max(points):
@@ -166,7 +168,7 @@ def _mean_and_ends(scores: Sequence[_Score]) -> tuple[float, float, float]:
 
 
 def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float, float]], color: str, label: str = "") -> None:
-    """A curve of means, and around it the area between the ends of their intervals; nothing where these are NaN."""
+    """Draws a curve of means, and the area between the ends of their intervals, except where these are NaN."""
     places = list(figures)
     lows = [low for _, low, _ in figures.values()]
     highs = [high for _, _, high in figures.values()]
@@ -175,7 +177,7 @@ def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float, float]],
 
 
 def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color: str) -> None:
-    """A curve over the steps that all records have."""
+    """Draws the mean of the records' curves over the steps that all records have."""
     curves = [dict(zip(*_series(record.curves, key), strict=True)) for record in records]
     steps = sorted(set.intersection(*map(set, curves)))
     million = records[0].tokens / records[0].steps / 1e6
@@ -187,10 +189,10 @@ def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color:
 
 
 def _describe(record: PretrainingRecord) -> str:
-    """Objective, start, seed and size of a run, and what it cost."""
+    """Returns objective, start, seed and size of a run, and what it cost."""
     machine = describe_hardware(record.hardware)
     facts = [f"Pre-training, objective {record.model['objective']}"]
-    if "model" in record.arguments:  # not of a trainer that was used in Python
+    if "model" in record.arguments:  # missing if the trainer was used in Python
         facts.append(f"start: {record.arguments['model'].get('initialization') or 'trained networks'}")
     facts.append(f"seed {record.arguments['training']['seed']}")
     facts.append(f"{record.parameters['total'] / 1e6:.1f} M parameters")
@@ -200,7 +202,7 @@ def _describe(record: PretrainingRecord) -> str:
 
 
 def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[str]) -> None:
-    """The last value of a curve stands in the legend, where it hides nothing."""
+    """Draws one panel. The last value of each curve stands in the legend, where it hides nothing."""
     axis.set_title(title)
     for key, color in zip(keys, (_MAIN, _ACCENT), strict=False):
         if len(keys) == 1:

@@ -1,4 +1,4 @@
-"""Compares pre-trainings: runs that are equal but for their seed are one row, with means and 95 % intervals."""
+"""Compares pre-trainings: runs that differ only in their seed are one row, with means and 95 % intervals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = {
     "masked tokens right": "eval_discriminator_masked_accuracy",
     "all tokens right": "eval_discriminator_token_accuracy",
 }
-# Beside `pretraining_settings`: of the flags and of each network.
+# Settings in addition to `pretraining_settings`: flags, and fields of each network's configuration.
 _STARTS = (
     "continue_from",
     "new_generator",
@@ -58,16 +58,16 @@ _SHAPE = (
     "hidden_dim",
     "activation",
 )
-_LEFT_OUT = ("seed", "vocab_size")  # the tokenizer says more
-# What other data are, by the caption.
+_LEFT_OUT = ("seed", "vocab_size")  # the hash of the tokenizer says more
+# If rows differ in one of these settings, the caption describes it.
 _DATA = ("data", "tokenizer")
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Runs that differ in their seed."""
+    """Runs that differ only in their seed."""
 
-    name: str  # its objective, and the settings that tell it from the others
+    name: str  # its objective, and the settings in which it differs from the others
     runs: list[PretrainingRecord]  # by seed
 
     @property
@@ -76,14 +76,15 @@ class Pretraining:
 
     @property
     def metrics(self) -> dict[str, list[float]]:
-        """The finite values of all runs at their end, by metric."""
+        """The finite values of each metric at the end of the runs."""
         names = dict.fromkeys(name for run in self.runs for name in run.metrics)
         values = {name: [run.metrics.get(name) for run in self.runs] for name in names}
         return {name: [value for value in of_runs if value is not None] for name, of_runs in values.items()}
 
 
 def pool(records: Iterable[PretrainingRecord]) -> list[Pretraining]:
-    """The runs of each setting, named by what differs. A ValueError for two runs of a setting with the same seed."""
+    """Groups runs by their settings. Each group is named by the settings that differ. Raises ValueError for two runs
+    of a group with the same seed."""
     groups: dict[str, list[PretrainingRecord]] = {}
     for record in records:
         groups.setdefault(json.dumps(_settings(record), sort_keys=True), []).append(record)
@@ -102,7 +103,8 @@ def _seed(record: PretrainingRecord) -> int:
 
 
 def _settings(record: PretrainingRecord) -> dict[str, str]:
-    """What decides a run's result beside its seed, as it would be typed: what is set, and not off."""
+    """Returns the settings that decide a run's result, except its seed, as they would be typed. Settings that are not
+    set or off are left out."""
     flags = record.arguments.get("model", {})
     settings = {**pretraining_settings(record), **{name: flags.get(name) for name in _STARTS}}
     settings["trained generator"] = flags.get("generator")
@@ -117,7 +119,8 @@ def _settings(record: PretrainingRecord) -> dict[str, str]:
 
 
 def _text(header: Mapping[str, Any]) -> Any:
-    """What text a block file holds, and how it was cut: not by which seed, which draws other documents to hold out."""
+    """Returns what identifies the text of a block file and how it was cut. The seed, which also draws the documents to
+    hold out, is left out."""
     sources = [[source.get("sha256"), source.get("weight")] for source in header.get("sources", [])]
     recipe = {name: value for name, value in header.get("recipe", {}).items() if name != "seed"}
     if not sources:
@@ -136,8 +139,8 @@ def _cell(values: Sequence[float], digits: int = 3) -> str:
 
 
 def pretraining_table(pretrainings: Sequence[Pretraining]) -> str:
-    """A Markdown table with a caption: a row a pre-training, of each held-out metric the mean at the end and half of
-    its 95 % interval over seeds."""
+    """Returns a Markdown table with a caption. A row is a pre-training; it has the mean of each held-out metric at the
+    end, and half of its 95 % interval over seeds."""
     there = {name for pretraining in pretrainings for name, values in pretraining.metrics.items() if values}
     columns = {title: name for title, name in COLUMNS.items() if name in there}
     rows = []

@@ -1,11 +1,11 @@
-"""`hf-electra-rtd publish`: publishes what a run left on the Hub, private at first.
+"""`hf-electra-rtd publish`: publishes the results of a run on the Hub, private at first.
 
     hf-electra-rtd publish --run runs/small --hub_model_id ORG/electra-small --license apache-2.0 \\
         --languages en --evaluations runs/glue --dry_run
 
 lists every file with its size and writes the model cards into runs/small/publish_preview. Without --dry_run it creates
 ORG/electra-small-discriminator and -generator, with a branch step-N for each fraction of the run. A fine-tuning gets a
-repository for each task, an export one for each graph. The same command again is the same push.
+repository for each task, an export one for each graph. The command can be repeated; it sends only what has changed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FORCE = "Replace the model and card of a repository that another run or a perso
 class PretrainingPublication:
     """Flags of a command that publishes a pre-training."""
 
-    is_new = False  # not a flag; true for a run that replaces another, whose repositories are not its own
+    is_new = False  # not a flag; true for a run that replaces another and does not own that one's repositories
     force: bool = flag(False, _FORCE)
     parts: list[str] | None = flag(None, "Any of discriminator, generator, detector, pair.")
 
@@ -94,8 +94,9 @@ RULES = (
 
 
 def repository_ids(hub_model_id: str, model: dict[str, Any], parts: Sequence[str] | None = None) -> dict[str, str]:
-    """The repository of each part of a pre-training run, from the configuration of its pair. An encoder that predicts
-    tokens is `NAME-encoder`."""
+    """Returns the repository of each part of a pre-training run, from the configuration of its pair. The repository of
+    an encoder that predicts tokens is `NAME-encoder`. Raises ValueError for an unknown part, and if the run has none
+    of the `parts`."""
     kind = cards.kind_of(model)
     traits = OBJECTIVE_TRAITS[model["objective"]]
     is_there = {
@@ -131,7 +132,8 @@ def _repo_id(hub_model_id: str | None, name: str) -> str:
 def first_start(
     record: type[PretrainingRecord | EvaluationRecord], directory: str | Path, depth: int = 0
 ) -> str | None:
-    """When the first run of which a directory holds the record began, which names it on the Hub; None without one."""
+    """Returns when the first of the runs in a directory began, according to their records; this names the run on the
+    Hub. None without a record."""
     return min((record.load(path).started for path in record.find(directory, depth)), default=None)
 
 
@@ -143,15 +145,15 @@ def pretraining_repositories(
     evaluations: Sequence[str] = (),
     compared: Sequence[str] = (),
 ) -> list[Repository]:
-    """The repositories of a pre-training run: each part's `main`, then its branches `step-<N>`. `directory` holds what
-    a run leaves; `evaluations` and `compared` are directories of fine-tunings. Raises a ValueError for what must not
-    be published, and for evaluations of another model."""
+    """Returns the repositories of a pre-training run: for each part `main`, then its branches `step-<N>`. `directory`
+    holds the results of the run; `evaluations` and `compared` are directories of fine-tunings. Raises ValueError for
+    files that must not be published, and for evaluations of another model."""
     directory = Path(directory)
     record = PretrainingRecord.load(directory)
     ids = repository_ids(hub_model_id, record.model, parts)
     own = []
     others = list(read_evaluations(compared).values())
-    names: set[str] = set()  # by which results know this run's discriminator
+    names: set[str] = set()  # how results name this run's discriminator
     if evaluations:
         names = {hash_model(directory / "discriminator"), ids.get("discriminator", "")}
     for result in read_evaluations(evaluations).values():
@@ -203,13 +205,13 @@ def pretraining_repositories(
 def fine_tuned_repositories(
     directory: str | Path, hub_model_id: str, card: CardArguments, base_model: str | None = None
 ) -> list[Repository]:
-    """The repositories of fine-tuned models or adapters: for each task below an `output_dir` the model that was kept,
-    of the best seed."""
+    """Returns the repositories of fine-tuned models or adapters: for each task below an `output_dir`, that of the kept
+    model with the best seed. Raises ValueError if no model was kept."""
     directory = Path(directory).resolve()
     tasks: dict[Path, dict[Path, EvaluationRecord]] = defaultdict(dict)
     for path in EvaluationRecord.find(directory, 2):
         record = EvaluationRecord.load(path)
-        if record.kind != "pairs":  # of `score`, which trains no model
+        if record.kind != "pairs":  # pairs are scored by `score`, which trains no model
             tasks[path.parent.parent][path.parent] = record
     repositories = []
     for task, runs in tasks.items():
@@ -241,7 +243,7 @@ def fine_tuned_repositories(
 
 
 def exported_repositories(directory: Path, hub_model_id: str, card: CardArguments) -> list[Repository]:
-    """The repositories of exported models: of that in `directory`, or of those right below it."""
+    """Returns the repositories of exported models: the one in `directory`, or those directly below it."""
     repositories = []
     for path in ExportRecord.find(directory, 1):
         record = ExportRecord.load(path)
@@ -253,14 +255,14 @@ def exported_repositories(directory: Path, hub_model_id: str, card: CardArgument
 
 
 def _repository(repository: Repository, directory: Path, card: str, more: Files) -> Repository:
-    """With the files of the model in `directory`, its card, and `more`. Nothing else leaves the directory. Raises
-    ValueError for a file that must not be published."""
+    """Adds to a repository the files of the model in `directory`, its card, and `more`, and returns it. No other file
+    of the directory is published. Raises ValueError for a file that must not be published."""
     model: Files = {name: directory / name for name in hub.MODEL_FILES if (directory / name).exists()}
     if model.keys().isdisjoint((*WEIGHTS, *hub.GRAPHS)):
         raise ValueError(f"{directory} holds no {WEIGHTS[0]}. Save it as safetensors, or publish other parts.")
     for name in model.keys() & {*WEIGHTS}:
         with reading(directory / name, "Restore the file, or finish the run again."):
-            safe_open(directory / name, framework="numpy")  # compares its header with its size
+            safe_open(directory / name, framework="numpy")  # compares the header of the file with its size
     repository.files = {**model, hub.CARD_FILE: hub.mark(card).encode(), **more}
     for name, content in repository.files.items():
         path = content if isinstance(content, Path) else directory / name
@@ -282,7 +284,7 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
 
 
 def main(argv: list[str]) -> int:
-    """Publishes a run. Returns the exit status: 0, or 1 where something did not reach the Hub."""
+    """Publishes a run. Returns the exit status: 0, or 1 if something did not reach the Hub."""
     args, card = parse_arguments((PublishArguments, CardArguments), argv, description=__doc__)
     check_arguments(args, card, rules=RULES)
     repositories = _find_repositories(args, card)
@@ -294,7 +296,7 @@ def main(argv: list[str]) -> int:
 
 
 def _find_repositories(args: PublishArguments, card: CardArguments) -> list[Repository]:
-    """Those of whatever lies in the run's directory, by its records."""
+    """Returns the repositories for the run in the directory; its records tell what kind of run it is."""
     directory = Path(args.run)
     hub_model_id = args.hub_model_id or ""
     evaluations = args.evaluations or ()
@@ -331,8 +333,8 @@ def publish_run(
     force: bool,
     **more: Any,
 ) -> list[Published]:
-    """Publishes what a run has left, and prints what became of it and, after a failure, the command that tries again.
-    No failure is raised. `make` is `pretraining_repositories` or `fine_tuned_repositories`, `more` its arguments."""
+    """Publishes the results of a run. Prints the outcome and, after a failure, the command that tries again. Failures
+    are not raised. `make` is `pretraining_repositories` or `fine_tuned_repositories`, `more` its arguments."""
     try:
         repositories = make(directory, hub_model_id, card, **more)
         published = hub.publish(repositories, private, force)
@@ -360,8 +362,8 @@ def show(repositories: Sequence[Repository], directory: str | Path) -> None:
 
 
 def report(published: Sequence[Published], command: str) -> int:
-    """Prints what became of each repository, and where something failed why, with the `command` that tries again.
-    Returns the exit status: 0, or 1 where something failed."""
+    """Prints the outcome for each repository and, after failures, their reasons and the `command` that tries again.
+    Returns the exit status: 0, or 1 after a failure."""
     for each in published:
         if each.error is None:
             print(f"Published: {each.url}{'' if each.changed else ' (nothing has changed)'}")

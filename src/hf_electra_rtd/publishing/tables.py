@@ -1,4 +1,4 @@
-"""Tables of fine-tuning results: the median, mean and best of several seeds, beside published figures."""
+"""Tables of fine-tuning results: the median, mean and best of several seeds, next to published figures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import BENCHMARKS
 
 
-HASH_DIGITS = 8  # of hashes, in names
+HASH_DIGITS = 8  # of each hash in a name
 _LONGEST = 60  # characters of a setting in a name; a longer one is shown by its hash
 _ORIGIN = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
-# Of a split: what reading it gave.
+# Entries about a split that depend on how it was read.
 _READ = ("examples", "features", "skipped", "truncated", "unknown_share", "fingerprint")
 
 
@@ -34,7 +34,7 @@ _READ = ("examples", "features", "skipped", "truncated", "unknown_share", "finge
 
 @dataclass(frozen=True)
 class Column:
-    """What scores have in common that stand in one column of a table: only they compare."""
+    """What the scores in one column of a table have in common. Only these scores are comparable."""
 
     benchmark: str
     task: str
@@ -45,11 +45,11 @@ class Column:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The runs of one model on one task, which differ in their seed."""
+    """The runs of one model on one task. They differ only in their seed."""
 
     benchmark: str
-    task: str  # its name, and what tells it from others of that name: kind, metric, data
-    model: str  # its name, and what else tells models apart: random weights, adapters, settings that differ
+    task: str  # its name, and where it differs from others of that name: kind, metric, data
+    model: str  # its name, and what else distinguishes it: random weights, adapters, settings that differ
     runs: list[EvaluationRecord]  # by seed
 
     @property
@@ -59,7 +59,8 @@ class TaskResult:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of `main`: `median` (what ELECTRA's authors report; paper, Section 3.1), `mean`, `best` and `sd`."""
+        """The `median` (which ELECTRA's authors report; paper, Section 3.1), `mean` and `best` of `main`, and for
+        several scores their `sd`; empty without scores."""
         scores = self.main
         if not scores:
             return {}
@@ -73,12 +74,13 @@ class TaskResult:
         return figures
 
     def scores(self, split: str, metric: str) -> list[float]:
-        """The runs' finite scores."""
+        """Returns the runs' finite scores by a metric on a split."""
         return [score for run in self.runs if (score := run.metrics.get(split, {}).get(metric)) is not None]
 
 
 def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path, EvaluationRecord]:
-    """The evaluation records of all runs below some directories, by their paths."""
+    """Returns the evaluation records of all runs below some directories, by their paths. Raises ValueError for a
+    directory without records."""
     records: dict[Path, EvaluationRecord] = {}
     for directory in directories:
         paths = EvaluationRecord.find(directory)
@@ -89,17 +91,17 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path
 
 
 def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
-    """The results of each model on each task. Tasks of one name with other data, kinds or metrics are other tasks, and
-    runs of other weights, settings or training data are other models: what differs is part of their names. A
-    ValueError for two runs of a model on a task with the same seed."""
+    """Returns the results of each model on each task. Tasks with the same name, but other data, kinds or metrics, are
+    different tasks. Runs with other weights, settings or training data are different models. The differences are part
+    of the names. Raises ValueError for two runs of a model on a task with the same seed."""
     columns: dict[Column, list[EvaluationRecord]] = {}
     for record in records:
         examples = _examples_hash(record)
         column = Column(record.benchmark, record.task, record.kind, record.main_metric, examples)
         columns.setdefault(column, []).append(record)
-    # By benchmark, so that a row has one name for all tasks: settings in which the runs of a task differ.
+    # Settings in which the runs of a task differ, by benchmark: a row then has one name for all tasks.
     settings: dict[str, set[str]] = defaultdict(set)
-    # By model: weights and tokenizers. Those of models with different names are different anyway.
+    # Weights and tokenizers, by the model's name: models with different names are different anyway.
     origins: dict[str, list[dict[str, str]]] = defaultdict(list)
     for column, runs in columns.items():
         settings[column.benchmark] |= different([_settings(record) for record in runs])
@@ -121,20 +123,20 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
 
 
 def check_seeds(name: str, seeds: Sequence[int]) -> None:
-    """Raises ValueError for runs that are equal, their seed too."""
+    """Raises ValueError for two equal runs with the same seed."""
     twice = [seed for seed in seeds if seeds.count(seed) > 1]
     if twice:
         raise ValueError(f"{name}: there are several runs with seed {twice[0]}. Pass one of them.")
 
 
 def _examples_hash(record: EvaluationRecord) -> str:
-    """Of the scored examples; of where they came from, where no report has it."""
+    """Returns the hash of the scored examples or, if no report has it, of their source."""
     split = _scored_split(record)
     return str(record.reports.get(split, {}).get("data") or _hash(record.data.get(split, {})))
 
 
 def _title(column: Column, columns: Iterable[Column]) -> str:
-    """The name of its task, and what tells it from others of this name."""
+    """Returns the name of a column's task, with what distinguishes it from other tasks of this name."""
     values = [
         {"kind": other.kind, "metric": other.metric, "data": f"data {other.data[:HASH_DIGITS]}"}
         for other in (column, *columns)
@@ -145,17 +147,17 @@ def _title(column: Column, columns: Iterable[Column]) -> str:
 
 
 def with_details(name: str, details: Sequence[str]) -> str:
-    """A name with details in brackets."""
+    """Returns a name with details in parentheses."""
     return f"{name} ({', '.join(details)})" if details else name
 
 
 def apart(values: Mapping[str, str], names: Collection[str]) -> list[str]:
-    """Those of some names that are set, as details of a name."""
+    """Returns those of the named values that are set, as details for a name."""
     return [f"{name} {value}" for name, value in values.items() if name in names and value]
 
 
 def different(values: Sequence[Mapping[str, str]]) -> set[str]:
-    """The names whose values differ; what is missing is empty."""
+    """Returns the names whose values differ. A missing value counts as empty."""
     names = set().union(*values)
     return {name for name in names if len({of_run.get(name, "") for of_run in values}) > 1}
 
@@ -171,7 +173,8 @@ def _model_name(record: EvaluationRecord, *more: str) -> str:
 
 
 def _settings(record: EvaluationRecord) -> dict[str, str]:
-    """What decides a run's result beside its model, task and seed, as it would be typed; empty where it is not set."""
+    """Returns the settings that decide a run's result, except model, task and seed, as they would be typed. A setting
+    that is not set is empty."""
     arguments = {**record.arguments, **(record.arguments.get("lora") or {})}
     settings = {name: typed(value) for name, value in arguments.items() if name not in ("lora", "metrics")}
     settings["training data"] = _hash(record.data.get("train", {}))[:HASH_DIGITS]
@@ -179,7 +182,8 @@ def _settings(record: EvaluationRecord) -> dict[str, str]:
 
 
 def typed(value: Any) -> str:
-    """A setting as it would be typed; empty where it is not set or off, as a flag is that older records don't have."""
+    """Returns a setting as it would be typed, or its hash if that is long. A setting that is not set or off is empty,
+    like a flag that older records do not have."""
     if value is None or value is False or value == -1:  # `max_steps` -1: as many as the epochs have
         return ""
     if isinstance(value, float):  # 100.0 is 100
@@ -197,7 +201,8 @@ def _origin(record: EvaluationRecord) -> dict[str, str]:
 
 
 def _hash(described: Mapping[str, Any]) -> str:
-    """Of a split's source; not of what reading it gave on one machine, nor of the names of its files."""
+    """Returns the hash of a split's source. It covers neither the results of reading it on one machine nor the names
+    of its files."""
     source = {name: value for name, value in described.items() if name not in _READ}
     if "files" in source:
         source["files"] = sorted(source["files"].values())
@@ -205,7 +210,8 @@ def _hash(described: Mapping[str, Any]) -> str:
 
 
 def limits(run: EvaluationRecord) -> list[str]:
-    """What a run's score is of, where it was evaluated on fewer pairs or trained on fewer examples than there are."""
+    """Returns in words how a run was limited: to fewer pairs in its evaluation, or to fewer examples in its
+    training."""
     arguments = run.arguments
     sentences = []
     if arguments.get("max_pairs"):
@@ -222,9 +228,9 @@ def _scored_split(run: EvaluationRecord) -> str:
 
 
 def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
-    """For each task with exactly two models the difference of their medians over seeds, with a 95 % interval. It is
-    taken over the same samples of the examples for both (paired bootstrap), whose scores stand in the reports beside
-    the records."""
+    """Yields for each task with exactly two models the difference of their medians over seeds, with a 95 % interval.
+    The interval compares both models on the same samples of the examples (paired bootstrap). The scores of these
+    samples are in the reports next to the records."""
     directories = {id(run): path.parent for path, run in records.items()}
     columns: dict[tuple[str, str], list[TaskResult]] = {}
     for result in summarize(records.values()):
@@ -236,13 +242,13 @@ def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
 
 
 def _read_reports(result: TaskResult, directories: Mapping[int, Path]) -> list[dict[str, Any]]:
-    """The report of each run, by the directory of its record; empty where one is missing."""
+    """Returns the report of each run, from the directory of its record; empty if one is missing."""
     paths = [directories[id(run)] / f"report_{next(iter(run.metrics), '')}.json" for run in result.runs]
     return [read_json(path) for path in paths] if all(path.exists() for path in paths) else []
 
 
 def _difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> str:
-    """The difference of the medians of two models' reports, with its interval."""
+    """Returns in words the difference of the medians of two models' reports, with its interval."""
     examples = {(report["data"], len(report["resampled"])) for report in (*first, *second)}
     if not first or not second or len(examples) > 1:
         return "no difference, because the runs have no reports of the same examples"
@@ -256,11 +262,11 @@ def _difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str
 
 
 def results_table(records: Iterable[EvaluationRecord], published: bool = True) -> str:
-    """One Markdown table for each benchmark, with a caption. A column is a task. Rows are the median of each model's
-    runs, mean ± sample standard deviation and best, x 100; then published models (`published.json`) of the size of the
-    first one here, by the same metrics on the same development sets.
-    `avg` is over the benchmark's tasks that every model here and the first published one have, each with one column;
-    own tasks have none."""
+    """Returns a Markdown table with a caption for each benchmark. A column is a task. The rows of a model are median,
+    mean ± sample standard deviation, and best of its runs, x 100. With `published`, rows follow for the published
+    models (`published.json`) of the first model's size, by the same metrics on the same development sets. `avg` is
+    over those tasks of the benchmark that have one column, and that every model here and the first published one have.
+    The user's own tasks have no `avg`."""
     benchmarks: dict[str, dict[str, dict[str, TaskResult]]] = {}  # by model and task
     for result in summarize(records):
         benchmarks.setdefault(result.benchmark, {}).setdefault(result.model, {})[result.task] = result
@@ -307,13 +313,13 @@ def _table(benchmark: str, models: Mapping[str, Mapping[str, TaskResult]], publi
 
 
 def _published(size: str | None, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """The published models of a size that have a score on one of the tasks."""
+    """Returns the published models of a size that have a score on one of the tasks."""
     text = (resources.files("hf_electra_rtd.publishing") / "published.json").read_text(encoding="utf-8")
     return [row for row in json.loads(text) if row["size"] == size and not row["scores"].keys().isdisjoint(tasks)]
 
 
 def _statistics(results: Iterable[TaskResult]) -> dict[str, str]:
-    """The statistics that are shown of a model, each with its title; without results it is a published one."""
+    """Returns the statistics to show for a model, each with its title. A model without results is a published one."""
     counts = [len(result.runs) for result in results]
     if not counts:
         return {"median": "published"}
@@ -326,7 +332,7 @@ def _statistics(results: Iterable[TaskResult]) -> dict[str, str]:
 
 
 def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str]:
-    """What the figures of a table are, as sentences, some of them twice."""
+    """Returns sentences that explain the figures of a table; some may occur twice."""
     by_metric: dict[str, dict[str, None]] = {}
     for result in results:
         by_metric.setdefault(result.runs[0].main_metric, {})[result.task] = None
@@ -354,7 +360,8 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of values, and half of its 95 % interval by Student's t: NaN for a single one, 0 for equal ones."""
+    """Returns the mean of values, and half of its 95 % interval by Student's t: NaN for a single value, 0 for equal
+    values."""
     from scipy import stats
 
     if len(values) < 2:
@@ -364,13 +371,13 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; columns from the third on are figures, aligned to the right."""
+    """Returns a Markdown table. Columns from the third on are figures, aligned to the right."""
     rule = ["-" if column < 2 else "-:" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
 def print_table(table: str) -> None:
-    """Prints a Markdown table: drawn in a terminal, else as it is."""
+    """Prints a Markdown table: rendered in a terminal, else as it is."""
     from rich.console import Console
     from rich.markdown import Markdown
 

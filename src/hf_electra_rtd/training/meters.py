@@ -56,8 +56,8 @@ class TrainingMeters:
         self._sums = sums if self._sums is None else self._sums + sums
 
     def drain(self, reduce: Callable[[Tensor], Tensor] = lambda sums: sums) -> dict[str, float]:
-        """Returns the measures and the number of `tokens` since the last call; empty if there was no batch. `reduce`
-        sums over processes."""
+        """Returns the measures since the last call, and `tokens`, the number of tokens; empty if there was no batch.
+        `reduce` sums over processes."""
         if self._sums is None:
             return {}
         tokens, *totals = reduce(self._sums).tolist()

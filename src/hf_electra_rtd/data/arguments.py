@@ -13,7 +13,7 @@ from hf_electra_rtd.data.words import get_segmenter
 
 @dataclass
 class DataArguments:
-    """Which text, and how it becomes sequences."""
+    """More about the text."""
 
     train_files: list[str] = flag(
         [],
@@ -38,7 +38,7 @@ class DataArguments:
     drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before (exact).")
     num_proc: int | None = flag(None, "Number of threads that tokenize. Default: one per core.", "[1, inf)")
     word_segmenter: Literal["jieba"] | None = flag(
-        None, "What finds words for --masking: jieba (Chinese; the extra zh). Default: the tokenizer."
+        None, "Word segmenter for --masking: jieba (Chinese; the extra zh). Default: the tokenizer finds words."
     )
     shard_size: str | None = flag(
         None, "Write several files of at most this size (512MB) and an index. Default: one file."
@@ -48,7 +48,9 @@ class DataArguments:
     )
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt. Default: a tokenizer is trained on the text.")
     vocab_size: int | None = flag(
-        None, "Tokens of a tokenizer that is trained. Default: 8,192, 16,384 or 32,768, by the text.", "[1, inf)"
+        None,
+        "Vocabulary size of a trained tokenizer. Default: 8,192, 16,384 or 32,768, depending on the text.",
+        "[1, inf)",
     )
     lowercase: bool | None = flag(
         None, "Lower-case the text. Default: as a vocab.txt says; for a trained tokenizer, if the text is English."
@@ -102,7 +104,7 @@ class PreparationArguments:
 
     output_dir: str = flag("runs/corpus", "Directory for the block files and the tokenizer.")
     max_seq_length: int = flag(128, "Tokens per sequence (paper: 128 for small, else 512).", "[3, inf)")
-    seed: int = flag(42, "Seed of the split, the weights and the packing.", "[0, 4294967295]")
+    seed: int = flag(42, "Seed of the held-out split, of weighted sampling and of the packing.", "[0, 4294967295]")
     disable_tqdm: bool = flag(False, "Show no progress bars. They show in a terminal only.")
     executor: Literal["local", "slurm"] | None = flag(
         None, "Prepare shards in several tasks, on one machine or many (the extra scale)."

@@ -141,7 +141,9 @@ class MisspellArguments:
     """Which text, and which errors it gets."""
 
     files: list[str] = required("Text: files, directories or globs, as `pretrain --train_files`.")
-    confusion_files: list[str] = required("Rows `wrong right right ...`, one file for each kind.")
+    confusion_files: list[str] = required(
+        "Confusion files with rows `wrong right right ...`, one file for each kind of error."
+    )
     output_file: str = required("The table, .tsv.")
     shares: list[float] | None = flag(
         None,

@@ -163,10 +163,14 @@ class CorrectArguments(TextArguments):
 
     model: str = required("A run of `finetune --task_kind correction`, or a directory or Hub id of its model.")
     threshold: float = flag(0.0, "A word is changed only if it is wrong with more than this probability.", "[0, 1]")
-    confusion_file: str | None = flag(None, "Rows `wrong right right ...`; `x x` protects x.")
-    margin: float = flag(0.0, "What the right word must gain, in logarithms of probabilities.", "(-inf, inf)")
-    score: str | None = flag(None, "Score corrections of a table with the columns `text` and `right`.")
-    sighan13: bool = flag(False, f"Score no change to {' or '.join(SIGHAN13)}, as papers do there.")
+    confusion_file: str | None = flag(
+        None, "File with the allowed corrections, in rows `wrong right right ...`; a row `x x` protects x."
+    )
+    margin: float = flag(
+        0.0, "A word is changed only if the new word raises the log-probability by more than this.", "(-inf, inf)"
+    )
+    score: str | None = flag(None, "Table with the columns `text` and `right`, on which corrections are scored.")
+    sighan13: bool = flag(False, f"Do not score changes to {' or '.join(SIGHAN13)}, as papers do on SIGHAN 2013.")
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)

@@ -99,12 +99,16 @@ class ExportArguments:
     """What is exported, where to, and what it is tried on."""
 
     model: str = required("A pre-training or fine-tuning run, or directory or Hub id of a model of one.")
-    output_dir: str = required("Where the graph, its tokenizer and its card are written.")
-    file: str | None = flag(None, "To try it on: labeled rows of a task, as for finetune, or texts, one a line.")
+    output_dir: str = required("Directory for the graph, its tokenizer and its card.")
+    file: str | None = flag(
+        None, "Data to test the graph on: labeled rows of a task, as for finetune, or texts, one per line."
+    )
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     label_column_name: str | None = flag(None, "Column of the label, number or tags: label; of answers: answers.")
-    data_dir: str | None = flag(None, "In place of --file: files of the benchmark whose task the model was tuned on.")
+    data_dir: str | None = flag(
+        None, "In place of --file: directory of the benchmark whose task the model was fine-tuned on."
+    )
     batch_size: int = flag(64, "Batch size on these rows.", "[1, inf)")
 
     def __post_init__(self) -> None:

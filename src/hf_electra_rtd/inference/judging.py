@@ -34,7 +34,7 @@ class TextArguments:
     """Which texts, and how they are read."""
 
     texts: list[str] = flag(
-        [], "Quote each. Without, and without --file: the lines of the standard input.", words="TEXT"
+        [], "Texts, each in quotes. Without TEXT and --file: the lines of the standard input.", words="TEXT"
     )
     runtime: str = flag(TORCH, "onnx, onnx-int8: the model is a directory of an export.", choices=RUNTIMES)
     file: str | None = flag(None, "A text file, UTF-8, one text a line, in place of TEXT.")
@@ -42,8 +42,10 @@ class TextArguments:
         None, "text or json. By default text for TEXT, else JSON lines.", choices=("text", "json")
     )
     output_file: str | None = flag(None, "JSON lines; by default standard output.")
-    max_length: int = flag(128, "Tokens that are read at a time; longer texts are cut.", "[1, inf)")
-    batch_size: int = flag(32, "Pieces of texts read at a time.", "[1, inf)")
+    max_length: int = flag(
+        128, "Sequence length in tokens; longer texts are cut at the ends of sentences.", "[1, inf)"
+    )
+    batch_size: int = flag(32, "Batch size.", "[1, inf)")
 
 
 TEXT_RULES = (

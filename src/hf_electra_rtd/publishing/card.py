@@ -129,7 +129,7 @@ _LICENSES = {
 
 @dataclass
 class CardArguments:
-    """What model cards say that no record knows."""
+    """Facts for the model cards."""
 
     license: str | None = flag(None, "License of the weights, as the Hub names it, such as apache-2.0.")
     languages: list[str] | None = flag(None, "Codes of the languages, such as en.")

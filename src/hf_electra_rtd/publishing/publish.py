@@ -1,4 +1,4 @@
-"""`hf-electra-rtd publish`: publishes the results of a run on the Hub, private at first.
+"""Publishes the results of a run on the Hub, private at first.
 
     hf-electra-rtd publish --run runs/small --hub_model_id ORG/electra-small --license apache-2.0 \\
         --languages en --evaluations runs/glue --dry_run
@@ -53,7 +53,7 @@ _FORCE = "Replace the model and card of a repository that another run or a perso
 
 @dataclass
 class PretrainingPublication:
-    """Flags of a command that publishes a pre-training."""
+    """More about publishing."""
 
     is_new = False  # not a flag; true for a run that replaces another and does not own that one's repositories
     force: bool = flag(False, _FORCE)
@@ -62,7 +62,7 @@ class PretrainingPublication:
 
 @dataclass
 class FineTunedPublication:
-    """Flags of a command that publishes a fine-tuning."""
+    """More about publishing."""
 
     force: bool = flag(False, _FORCE)
     base_model: str | None = flag(None, "Hub id of the model that was fine-tuned, if it was a directory.")

@@ -63,7 +63,7 @@ KEPT_RULES = (Rule("continue_from", "They are for a new generator: add --new_gen
 
 @dataclass
 class ModelArguments:
-    """The networks and how they work together."""
+    """More about the networks."""
 
     size: str = flag("tiny", f"Architecture and recipe: {', '.join(SIZES)}.")
     model_config: str | None = flag(None, "An architecture of your own: a config.json of a pair, or its directory.")

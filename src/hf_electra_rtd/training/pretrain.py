@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RunArguments:
-    """How the run starts."""
+    """More about the run."""
 
     dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it would take, and stop.")
     memory_of: str | None = flag(

@@ -691,7 +691,7 @@ def test_a_run_has_its_splits_in_order_with_guests_and_without_what_is_optional(
     write(tmp_path, "diagnostic/diagnostic.tsv", ["index\tsentence1\tsentence2", "0\tA\tB"])
     mnli = get_task("glue", "mnli")
     assert list(load_task(mnli, str(tmp_path))) == ["train", "dev_matched"]
-    assert "goes without its split dev_mismatched" in caplog.text
+    assert "runs without its split dev_mismatched" in caplog.text
     names = ["train", "dev_matched", "test_matched", "test_mismatched", "ax"]
     assert list(load_task(mnli, str(tmp_path), test=True)) == names
     (tmp_path / "MNLI/test_matched.tsv").unlink()

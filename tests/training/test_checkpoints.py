@@ -60,7 +60,7 @@ def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
     for step, harm in enumerate(damage, 100):
         harm(make_checkpoint(tmp_path, step))
     assert latest_checkpoint(tmp_path) == whole
-    assert caplog.text.count("is not a whole checkpoint") == len(damage)
+    assert caplog.text.count("is not a complete checkpoint") == len(damage)
 
 
 def test_a_checkpoint_that_was_put_aside_is_none_of_the_run(tmp_path):

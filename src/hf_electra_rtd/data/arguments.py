@@ -88,7 +88,7 @@ class DataArguments:
 
 
 TEXT_RULES = (
-    Rule("vocab_size", "The tokenizer is there already.", excludes=("tokenizer",), changes_nothing=True),
+    Rule("vocab_size", "There is a tokenizer already.", excludes=("tokenizer",), changes_nothing=True),
     Rule("held_out_share", "", excludes=("held_out_files",), changes_nothing=True),
 )
 # Rules for runs whose text is all prepared already.
@@ -124,7 +124,7 @@ class PreparationArguments:
 
 
 RULES = (
-    Rule("executor", "It needs to know how many there are.", needs=("tasks",)),
+    Rule("executor", "The number of tasks must be given.", needs=("tasks",)),
     Rule("tasks", "", needs=("executor",)),
     Rule("workers", "", needs=("executor",), changes_nothing=True),
     Rule("slurm", "", needs=("executor=slurm",), changes_nothing=True),

@@ -94,7 +94,7 @@ def read_confusions(path: str) -> Confusions:
             continue
         found = [part for column in columns for part in (column if is_han(column) else [column])]
         if is_han(wrong) and (len(wrong) > 1 or not all(map(is_han, found))):
-            raise ValueError(f"{path}, line {number}: {line.strip()!r} must have single Chinese characters alone.")
+            raise ValueError(f"{path}, line {number}: {line.strip()!r} must consist of single Chinese characters.")
         rights[wrong] = tuple(dict.fromkeys([*rights.get(wrong, ()), *(part for part in found if part != wrong)]))
     if not rights and not protected:
         raise ValueError(f"{path} has no row. Write `wrong right right ...`.")
@@ -184,7 +184,7 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"There is no sentence of {_SHORTEST} to {_LONGEST} characters in the text.")
         if not changed:
             names = ", ".join(arguments.confusion_files)
-            raise ValueError(f"{names}: of {pairs:,} sentences none holds a right word of these rows.")
+            raise ValueError(f"{names}: none of {pairs:,} sentences holds a right word of these rows.")
     print(f"{arguments.output_file}: {pairs:,} pairs, {changed:,} with an error.")
 
 

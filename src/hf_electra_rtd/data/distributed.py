@@ -309,7 +309,7 @@ def _refuse_unfinished(missing: Sequence[int], tasks: int, logging_dir: DataFold
                 last = next((line.strip() for line in reversed(file.readlines()) if line.strip()), last)
         raise ValueError(
             f"{len(missing)} of {tasks} tasks did not finish: {', '.join(map(str, missing[:9]))}. The log of task "
-            f"{missing[0]}, {logging_dir.resolve_paths(log)}, ends with {last!r}. Mend the cause and start the same "
+            f"{missing[0]}, {logging_dir.resolve_paths(log)}, ends with {last!r}. Fix the cause and start the same "
             "command again: it runs these tasks alone. If you change the text, remove the output directory first."
         )
 

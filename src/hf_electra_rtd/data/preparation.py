@@ -95,7 +95,7 @@ def prepare_blocks(
         raise ValueError(f"There is no drop_duplicates={drop_duplicates!r}. Known: no, exact.")
     wanted = find_sources(sources, text_column)
     if not wanted or any(source.is_prepared for source in wanted):
-        raise ValueError("prepare_blocks takes text or datasets, at least one, and no block files.")
+        raise ValueError("prepare_blocks needs at least one text or dataset, and takes no block files.")
     paths = [part_path(directory, part, shard_size) for part in (name, "held_out")[: 2 if held_out_share else 1]]
     packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
     described: dict[str, Any] = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}

@@ -107,7 +107,7 @@ def get_sequences(
         length = arguments.max_seq_length
         if any(source.is_prepared for source in sources):
             if len(sources) > 1:
-                raise ValueError(f"Name one block file alone, not {len(sources)} sources.")
+                raise ValueError(f"A block file must be the only source, but there are {len(sources)}.")
             if share:
                 logger.warning("Prepared blocks are not split, so nothing is held out. Name --held_out_files.")
             file = open_blocks(sources[0].place, verify=is_main)
@@ -166,7 +166,7 @@ def check_held_out(train: Blocks, held_out: Blocks) -> None:
                 "trained on. Take it out of the one or the other."
             )
     if first.sha256 == second.sha256:
-        raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
+        raise ValueError(f"{held_out.path} is both trained on and held out. Name another file for one of them.")
     if first.word_segmenter != second.word_segmenter:
         raise ValueError(
             f"Words were found by {first.word_segmenter}, held-out words by {second.word_segmenter}. "

@@ -91,9 +91,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
     """Raises ValueError, with the `name`, for a slow tokenizer, for gaps between ids, for special tokens that are
     missing or coincide, and for a vocabulary without words."""
     if not tokenizer.is_fast:
-        raise ValueError(f"{name} is a slow one. Convert it to a fast one (a tokenizer.json).")
+        raise ValueError(f"{name} is not a fast tokenizer. Convert it to one (a tokenizer.json).")
     if max(tokenizer.get_vocab().values(), default=-1) >= len(tokenizer):
-        raise ValueError(f"{name} leaves ids out. Remove tokens that its vocabulary names twice, and blank lines.")
+        raise ValueError(
+            f"{name} has gaps between its ids. Remove tokens that its vocabulary names twice, and blank lines."
+        )
     ids = {f"{special}_token": getattr(tokenizer, f"{special}_token_id") for special in _SPECIAL}
     wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
     if wrong:

@@ -154,7 +154,7 @@ def load_task(
         except ValueError as error:
             if not optional:
                 raise
-            logger.warning(f"{owner.title} goes without its split {name}: {error}")
+            logger.warning(f"{owner.title} runs without its split {name}: {error}")
     return splits
 
 

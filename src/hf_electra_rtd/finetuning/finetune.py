@@ -109,7 +109,7 @@ def finetune(
         if any(Path(directory).iterdir()):
             call.plan.command = ""  # no command repeats a run whose files are gone
         if call.run():
-            raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
+            raise RuntimeError(f"Fine-tuning {model} failed: see the log.")
     best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))
     if not (best / MODEL_DIRECTORY).exists():  # an earlier call may not have kept it
         raise ValueError(f"The model of {best} was not kept (keep_models). Delete that directory to train it again.")

@@ -308,7 +308,7 @@ def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) ->
         places = {place for first, last in found for place, start, stop in tokens if start < last and first < stop}
         if not places:
             raise ValueError(
-                f"There is no {word!r} in the sentence. Name words, or parts of words, as they stand there."
+                f"There is no {word!r} in the sentence. Name words, or parts of words, as they are spelled there."
             )
         positions |= places
     return sorted(positions)

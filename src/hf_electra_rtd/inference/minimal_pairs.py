@@ -106,7 +106,7 @@ def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentenceP
                 phenomenon = str(row.get("linguistics_term", row.get("phenomenon", paradigm)))
                 sentences = [row[name] for name in _COLUMNS]
                 if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
-                    raise ValueError("a sentence is no text, or empty")
+                    raise ValueError("a sentence is not a text, or is empty")
             pair = SentencePair(paradigm, phenomenon, *sentences)
             counts[paradigm] += 1
             if max_pairs is None or counts[paradigm] <= max_pairs:

@@ -87,7 +87,7 @@ RULES = (
         excludes=("sharing", "freeze_generator"),
     ),
     Rule("sharing=gdes", "Other objectives predict with the word table, which holds differences.", needs=_DETECTING),
-    Rule("freeze_generator", "Else it would freeze a part of the discriminator.", needs=("sharing=none",)),
+    Rule("freeze_generator", "Otherwise it would freeze a part of the discriminator.", needs=("sharing=none",)),
     Rule("tie_word_embeddings", "False would undo every tie."),
 )
 NO_NETWORK_RULES = tuple(Rule(name, "There is no generator network.") for name in _OF_NETWORK if name != "sharing")

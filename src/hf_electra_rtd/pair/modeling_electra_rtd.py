@@ -129,7 +129,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
             if saved != wanted and "gdes" in (saved, wanted):  # whose tensors are differences, named as the others
                 raise ValueError(
                     f"{name} was saved with sharing={saved!r} and cannot be read with sharing={wanted!r}: save the "
-                    "towers (save_towers) and join them anew."
+                    "towers (save_towers) and join them again."
                 )
         with_report = kwargs.get("output_loading_info", False)
         model, report = load(name, **kwargs) if with_report else towers.load_whole(cls, name, load, **kwargs)

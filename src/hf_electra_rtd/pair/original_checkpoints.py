@@ -55,7 +55,7 @@ class ConvertArguments:
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
         if self.hparams is None and self.size is None:
-            raise ValueError("It is not said what the model is. Name --size or --hparams.")
+            raise ValueError("The architecture is not known. Give --size or --hparams.")
 
 
 def main(argv: list[str]) -> None:
@@ -208,7 +208,7 @@ def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
     if size not in MODEL_SIZES:
         raise ValueError(f"There is no model_size {size!r}. Known sizes: {', '.join(MODEL_SIZES)}.")
     if overrides.get("hidden_act", "gelu") != "gelu":
-        raise ValueError("The masked-LM head of `transformers` knows no other hidden_act than 'gelu'.")
+        raise ValueError("The masked-LM head of `transformers` has no other hidden_act than 'gelu'.")
     named = {name: SIZES[size].architecture[name] for name in ("hidden_size", "num_hidden_layers")}
     sizes = {"vocab_size": values["vocab_size"], **named, **overrides}
     width = sizes["hidden_size"]

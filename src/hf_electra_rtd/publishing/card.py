@@ -247,7 +247,9 @@ def fine_tuned_card(
     run = records[0]
     results = summarize(records)
     if len(results) != 1:
-        raise ValueError(f"The runs for {repo_id} are of several tasks or models. Publish one output_dir at a time.")
+        raise ValueError(
+            f"The runs for {repo_id} belong to several tasks or models. Publish one output_dir at a time."
+        )
     if adapter and base_model is None:
         raise ValueError(f"{repo_id} holds adapters. Publish their base model first, and pass its id as base_model.")
     if run.kind not in _KINDS:
@@ -473,7 +475,7 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
         task = result.runs[0].task
         if task in results:
             raise ValueError(
-                f"{task}: the runs are of several settings: {results[task].model} on {results[task].task}, "
+                f"{task}: the runs have different settings: {results[task].model} on {results[task].task}, "
                 f"{result.model} on {result.task}. Pass those of one as evaluations, and the others as compared."
             )
         results[task] = result

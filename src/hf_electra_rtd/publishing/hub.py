@@ -98,7 +98,7 @@ def check(repositories: Sequence[Repository], private: bool = True, force: bool 
     except Exception as error:
         if _is_final(error):
             raise ValueError(_message(error)) from error
-        logger.warning(f"The Hub cannot be reached: {_message(error)} The run starts all the same.")
+        logger.warning(f"The Hub cannot be reached: {_message(error)} The run starts anyway.")
 
 
 def publish(repositories: Sequence[Repository], private: bool = True, force: bool = False) -> list[Published]:

@@ -160,7 +160,7 @@ def pretraining_repositories(
         model = result.model
         if result.kind == "pairs":
             raise ValueError(
-                f"evaluations: {result.task} is of `score --pairs`. Cards show fine-tunings: leave it out."
+                f"evaluations: {result.task} is a result of `score --pairs`. Cards show fine-tunings: leave it out."
             )
         if model["from_scratch"]:
             others.append(result)

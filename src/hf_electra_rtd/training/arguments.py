@@ -180,13 +180,10 @@ TRAINER_RULES = (
     Rule("deepspeed", "Use FSDP: examples/accelerate_configs/fsdp2.yaml."),
     Rule("save_only_model", "No run could continue from its checkpoints. checkpoint_fractions exports models alone."),
     Rule("save_on_each_node", "A checkpoint is written once, for all nodes."),
-    *(
-        Rule(name, "It does not go with these losses, metrics over all sequences, one stream, or these checkpoints.")
-        for name in _NOT_HERE
-    ),
+    *(Rule(name, "Pre-training does not support it.") for name in _NOT_HERE),
     Rule(
         "generator_learning_rate",
-        "Others have one learning rate.",
+        "Other optimizers have one learning rate.",
         needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS),
         changes_nothing=True,
     ),

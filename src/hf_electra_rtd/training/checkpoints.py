@@ -100,7 +100,7 @@ def read_checkpoint(checkpoint: str | os.PathLike[str], verify: bool = True) -> 
     """Returns the manifest of a checkpoint (`run`, `files`), and the state of the training loop. With `verify`, the
     hash of every file is compared. Raises ValueError if a file is missing or was altered."""
     path = Path(checkpoint)
-    with reading(path, "It is not a whole checkpoint."):
+    with reading(path, "It is not a complete checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
         if verify:
             altered = [
@@ -164,7 +164,7 @@ def check_resumable(
             "the run began with, or start a new run that continues from it."
         )
     if state.global_step > max_steps:
-        raise ValueError(f"{checkpoint} is of step {state.global_step:,}, beyond max_steps={max_steps:,}. Raise it.")
+        raise ValueError(f"{checkpoint} is from step {state.global_step:,}, beyond max_steps={max_steps:,}. Raise it.")
     return before, state
 
 

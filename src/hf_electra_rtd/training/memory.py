@@ -135,7 +135,9 @@ def fake_steps(
                 nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm, foreach=True)
                 optimizer.step()
             except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
-                raise ValueError(f"The memory of this pair is not counted: it needs numbers ({error}).") from error
+                raise ValueError(
+                    f"The memory of this pair cannot be counted: its operations depend on tensor values ({error})."
+                ) from error
             optimizer.zero_grad()
             return alive.peak
 

@@ -204,7 +204,7 @@ def build_model(
     if not plan.is_trained:
         arguments.initialization = arguments.initialization or "stock"
     elif arguments.initialization not in (None, "stock"):
-        raise ValueError("--initialization is for new networks. Leave it out where trained ones are named.")
+        raise ValueError("--initialization is for new networks. Leave it out if trained ones are named.")
     if arguments.continue_from is not None:
         shapes = (f"{name}: {own.num_hidden_layers} layers of {own.hidden_size}" for name, own in towers.items())
         logger.info(

@@ -291,7 +291,7 @@ class RTDTrainer(OriginalTrainer):
         if resume_from_checkpoint is True:
             latest = checkpoints.latest_checkpoint(str(args.output_dir))
             if latest is None:
-                raise ValueError(f"{args.output_dir} has no whole checkpoint to resume from.")
+                raise ValueError(f"{args.output_dir} has no complete checkpoint to resume from.")
             resume_from_checkpoint = str(latest)
             verify = False
         if resume_from_checkpoint:

@@ -1,7 +1,7 @@
 """The console command `hf-electra-rtd COMMAND ...`.
 
-It is a module beside the package, whose import takes seconds: `--help`, `--version` and a misspelt command need none
-of it.
+This module lies beside the package, because importing the package takes seconds, and `--help`, `--version` or a
+misspelled command need none of it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> NoReturn:
     except FileNotFoundError as error:
         print(f"error: {error}. Was the working directory removed?", file=sys.stderr)
         sys.exit(FAILED)
-    # `run` tells what goes wrong from here on, also while the module of the command is imported.
+    # From here on `run` reports errors, including those raised while the command's module is imported.
     run(lambda argv: importlib.import_module(f"hf_electra_rtd.{COMMANDS[name][0]}").main(argv), name)
 
 

@@ -1,7 +1,7 @@
 """Replaced-token-detection (ELECTRA) pre-training for the Hugging Face stack.
 
 Importing this package registers its configuration and model with `transformers`' Auto classes, and does nothing else.
-What trains is loaded when it is first asked for.
+Everything else is loaded when it is first accessed.
 """
 # ruff: noqa: F401  # the imports below are for type checkers
 

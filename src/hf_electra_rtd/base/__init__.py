@@ -1,1 +1,1 @@
-"""What all rooms use: files, flags, records, and the tables of sizes and tasks."""
+"""Helpers for all subpackages: files, flags, records, and the tables of sizes and tasks."""

@@ -1,10 +1,11 @@
-"""What a model and a run cost: parameters, floating-point operations, and times as people read them.
+"""The cost of a model and of a run: parameters, floating-point operations (FLOPs), and readable times.
 
-Matrix products count; embeddings are look-ups, and a backward pass costs two forward passes. Divided by time and the
-peak of the device, these FLOPs give the share of the hardware that was used (PaLM, arXiv 2204.02311, appendix B). For
-families with BERT's layers they come from formulas, for others from a forward pass of the stock model without data.
+FLOPs are those of matrix products. Embeddings are look-ups and cost none; a backward pass costs two forward passes.
+FLOPs divided by the time and by the peak FLOP/s of the device give the share of the hardware that was used (PaLM,
+arXiv 2204.02311, appendix B). For families with BERT's layers, formulas give the FLOPs; for other families, a forward
+pass of the stock model on tensors without data does.
 
-What is computed counts: towers that share tensors run one after the other all the same, and a frozen generator has no
+Every computation counts: towers that share tensors both count, because both run, and a frozen generator has no
 backward pass.
 """
 
@@ -14,15 +15,15 @@ import copy
 from typing import Any
 
 
-# Families of encoders with layers as BERT has them: what the formulas here hold for.
+# The families with BERT's layers, for which the formulas hold.
 _COUNTED = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-_TRAINED = 3  # forward passes that a pass forward and backward costs
-_HEAD_LENGTH = 8  # of sequences in which heads, that see each token alone, are counted
+_TRAINED = 3  # the cost of a forward and a backward pass, in forward passes
+_HEAD_LENGTH = 8  # sequence length for counting heads, whose cost per token does not depend on it
 _COUNTS: dict[tuple[str, int, type[Any], str], tuple[int, int]] = {}
 
 
 def format_duration(seconds: float) -> str:
-    """A time in units that people read: `42 s`, `5 min 19 s`, `3 h 12 min`, `2.5 days`, `6.8 years`."""
+    """Formats seconds in units that people read: `42 s`, `5 min 19 s`, `3 h 12 min`, `2.5 days`, `6.8 years`."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if minutes else f"{rest} s"
@@ -33,8 +34,8 @@ def format_duration(seconds: float) -> str:
 
 
 def count_parameters(model: Any) -> dict[str, int]:
-    """Parameters of a joint model's `generator` (0 without one), `discriminator` and `head` (what it learns with and
-    is not exported), and the `total`, with shared ones counted once."""
+    """Counts the parameters of a joint model: of its `generator` (0 without one), its `discriminator` and its `head`
+    (which training needs and exports leave out), and the `total`, in which shared parameters count once."""
     parts = {
         "generator": model.generator,
         "discriminator": model.discriminator,
@@ -48,16 +49,17 @@ def count_parameters(model: Any) -> dict[str, int]:
 
 
 def model_flops(config: Any, num_sequences: int, max_seq_length: int, num_masked: int) -> int:
-    """FLOPs of training a joint model's `config` on `num_sequences` sequences, over all steps, of `max_seq_length`
-    tokens, `num_masked` of them masked. The vocabulary projection runs only on tokens that a tower predicts."""
+    """Returns the FLOPs of training a joint model with `config` on `num_sequences` sequences (summed over all steps)
+    of `max_seq_length` tokens, of which `num_masked` are masked. The vocabulary projection counts only for tokens that
+    a tower predicts."""
     main = config.discriminator_config
     generator = config.generator_config
     predicts = config.traits.predicts
     forward = _encoder(main, max_seq_length)
-    if predicts != "replaced":  # else its family may have no such head
+    if predicts != "replaced":  # a detector's family may have no masked-LM head
         predicted = num_masked if predicts == "masked" else max_seq_length
         forward += predicted * _masked_lm_head(main, main.hidden_size)
-    if predicts != "masked":  # of "all" tokens the copy mechanism, which is as ELECTRA's head
+    if predicts != "masked":  # for "all", the head of the copy mechanism, which is like ELECTRA's
         is_stock = predicts == "replaced" and main.model_type != "electra"
         forward += max_seq_length * _binary_head(main, is_stock)
     total = _TRAINED * forward
@@ -67,13 +69,13 @@ def model_flops(config: Any, num_sequences: int, max_seq_length: int, num_masked
         predicted = num_masked if encoders == 1 else max_seq_length
         encoding = encoders * _encoder(generator, max_seq_length)
         total += passes * (encoding + predicted * _masked_lm_head(generator, encoders * generator.hidden_size))
-        if encoders > 1:  # those learn at every token, and the masked ones are drawn from their states
+        if encoders > 1:  # it predicts every token for its loss, and the masked ones again to sample them
             total += num_masked * _masked_lm_head(generator, 0)
     return num_sequences * total
 
 
 def _widths(config: Any) -> tuple[int, int, int]:
-    """Of the layers, inside their feed-forward networks, and of the embeddings."""
+    """Returns the widths of the layers, inside their feed-forward networks, and of the embeddings."""
     inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
     return config.hidden_size, inner, getattr(config, "embedding_size", config.hidden_size)
 
@@ -100,8 +102,8 @@ def _binary_head(config: Any, is_stock: bool) -> int:
 
 
 def _count(config: Any, task: str, length: int) -> tuple[int, int]:
-    """Matrix products for one sequence of that length: of the encoder of the stock model `AutoModelFor...` with that
-    configuration, attention between all places included, and of its head with two labels."""
+    """Counts the FLOPs of the stock model `AutoModelFor{task}` with this configuration and two labels, for one
+    sequence of `length` tokens: those of its encoder, with attention between all positions, and those of its head."""
     import torch
     import transformers
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -117,7 +119,7 @@ def _count(config: Any, task: str, length: int) -> tuple[int, int]:
     def count() -> tuple[int, int]:
         kind = getattr(transformers, f"AutoModelFor{task}")
         model = kind.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
-        # What one sequence more costs: DeBERTa projects its relative positions once for a whole batch.
+        # The cost of one more sequence, since DeBERTa projects its relative positions once per batch.
         whole, encoder = (products(module, 2) - products(module, 1) for module in (model, model.base_model))
         return encoder, whole - encoder
 
@@ -128,8 +130,8 @@ def _count(config: Any, task: str, length: int) -> tuple[int, int]:
     config.num_labels = 2
     with torch.no_grad(), no_init_weights():
         try:
-            with FakeTensorMode():  # shapes without numbers: no memory, no time
+            with FakeTensorMode():  # tensors with shapes but no data: no memory, no time
                 _COUNTS[key] = count()
-        except DataDependentOutputException:  # Longformer and XLM look at numbers
+        except DataDependentOutputException:  # Longformer and XLM read values
             _COUNTS[key] = count()
     return _COUNTS[key]

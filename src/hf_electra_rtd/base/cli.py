@@ -29,35 +29,37 @@ from hf_electra_rtd_command import COMMANDS, FAILED, INTERRUPTED
 
 logger = logging.getLogger(__name__)
 
-# What `--help` shows: the flags under each title, with a text of their own or None for that of the field.
+# The flags that `--help` shows under each title. A text replaces the help of the flag's field; None keeps it.
 HelpGroups = Mapping[str, Mapping[str, str | None]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of a command's table: what a flag that is given, i.e. differs from its default, does not go with.
+    """A row of a command's table of rules: which other flags a given flag needs or excludes.
 
-    A name is that of a field; `name=value` is given where the field has this value. A row without `needs` and
-    `excludes` refuses the flag itself.
+    A flag is given if its value differs from its default. Flags are named by their fields; `name=value` means that the
+    field has this value. A row without `needs` and `excludes` refuses the flag itself.
     """
 
     flag: str
     why: str  # the sentence that follows the flags in the message; may be empty
     needs: tuple[str, ...] = ()  # at least one of these must be given, too
     excludes: tuple[str, ...] = ()  # none of these may be given
-    changes_nothing: bool = False  # a warning, once, in place of an error
+    changes_nothing: bool = False  # warn once instead of raising an error
 
     @property
     def refuses(self) -> bool:
-        """Whether the flag is an error whatever else is given."""
+        """Whether giving the flag is an error whatever the other flags are."""
         return not (self.needs or self.excludes or self.changes_nothing or "=" in self.flag)
 
 
 def run(command: Callable[[list[str]], int | None], name: str | None = None) -> NoReturn:
-    """Runs a command's `main` on the command line and exits: with its status, or after `error: ...` for a mistake of
-    the user or the machine (`ValueError`, `OSError`, `FloatingPointError`). Other errors are bugs: a traceback.
-    However it was started, a command is called `hf-electra-rtd COMMAND` in records and messages."""
-    module = getattr(sys.modules.get(command.__module__), "__spec__", None)  # `__main__` has the name after `-m` there
+    """Runs a command's `main` on the command line and exits with its status. A mistake of the user or the machine
+    (`ValueError`, `OSError`, `FloatingPointError`) prints `error: ...` and exits with status 2; any other error is a
+    bug and shows a traceback. Sets `sys.argv[0]` to `hf-electra-rtd COMMAND`, so that records and messages call the
+    command by this name however it was started."""
+    # Of `__main__`, the spec holds the name after `-m`.
+    module = getattr(sys.modules.get(command.__module__), "__spec__", None)
     for known, (path, _) in COMMANDS.items():
         if name == known or (module is not None and module.name == f"hf_electra_rtd.{path}"):
             sys.argv[0] = f"hf-electra-rtd {known}"
@@ -68,8 +70,8 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
         except SystemExit as nothing_to_do:
             status = nothing_to_do.code
         sys.stdout.flush()
-        # Threads of a process group that outlive the interpreter may abort a process that has done all its work, at
-        # which a launcher would kill the first one, which may still save. The others just end.
+        # Threads of a process group that outlive the interpreter may abort a process whose work is done. A launcher
+        # would then kill the first process, which may still be saving. So the other processes exit at once.
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             rank = distributed.get_rank()
@@ -77,12 +79,12 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
             if rank > 0 and not isinstance(status, str):
                 os._exit(status or 0)
         sys.exit(status)
-    except BrokenPipeError:  # what reads the output has ended, as `head` does
+    except BrokenPipeError:  # the reader of the output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (ValueError, OSError, FloatingPointError) as error:
         told = str(error)
-        if isinstance(error, OSError) and error.strerror:  # without its number
+        if isinstance(error, OSError) and error.strerror:  # without the error number
             told = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         print(f"error: {told}", file=sys.stderr)
         sys.exit(FAILED)
@@ -104,9 +106,9 @@ def parse_arguments(
     rules: Sequence[Rule] = (),
 ) -> tuple[Any, ...]:
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
-    FILE`); flags win. `defaults` replace the dataclasses' own. With `help_groups`, `--help` shows these flags alone,
-    and `--help-all` shows all; no help shows what the `rules` refuse, or what the Trainer ignores. Raises ValueError
-    for an unknown flag or a value of another type, also in the YAML file."""
+    FILE`). Flags on the command line win. `defaults` replace the dataclasses' own. With `help_groups`, `--help` shows
+    only these flags, and `--help-all` shows all; flags that the `rules` refuse or the Trainer ignores are never shown.
+    Raises ValueError for an unknown flag or a value of the wrong type, also in the YAML file."""
     refused = [rule.flag for rule in rules if rule.refuses]
     shows_all = "--help_all" in map(_with_underscores, argv)
     parser = _Parser(dataclass_types, description, help_groups or {}, shows_all, refused)
@@ -118,7 +120,7 @@ def parse_arguments(
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"A flag has the value {error.doc!r}, which is not JSON ({error.msg}).") from None
-    except ValueError as error:  # a dataclass that Python code uses, too, names its field
+    except ValueError as error:  # dataclasses that are also used from Python name the field
         is_flag = "--" + re.split(r"\W", str(error), maxsplit=1)[0] in parser._option_string_actions
         raise ValueError(f"--{error}" if is_flag else str(error)) from None
     if unknown:
@@ -128,8 +130,8 @@ def parse_arguments(
 
 
 def given_flags(dataclass_types: Sequence[Any], argv: Sequence[str]) -> dict[str, Any]:
-    """The value of each flag on a command line and in its `--config`; None of one that is not given. For defaults that
-    follow from other flags."""
+    """Returns the value of each flag on a command line and in its `--config` file, None for a flag that is not given.
+    Defaults that depend on other flags are derived from these values."""
     parser = _Parser(dataclass_types, None, {}, False, ())
     nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
     words = [word for word in _with_config(argv, parser) if word not in ("-h", "--help", "--help_all")]
@@ -137,29 +139,30 @@ def given_flags(dataclass_types: Sequence[Any], argv: Sequence[str]) -> dict[str
 
 
 def _with_underscores(word: str) -> str:
-    """`--max_steps` for `--max-steps`."""
+    """Rewrites `--max-steps` as `--max_steps`."""
     return re.sub(r"^--[\w-]+(?==|$)", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word)
 
 
 def _with_config(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """The words of a command line behind those that its `--config` stands for."""
+    """Returns the flags in the `--config` file of a command line, followed by the words of the command line itself."""
     argv = [_with_underscores(word) for word in argv]
     config = _value_of("--config", argv)
     if config is None:
         return argv
     configured = _read_config(config, parser)
     if "--max_steps" in configured and _value_of("--num_train_epochs", argv) is not None:
-        configured.append("--max_steps=-1")  # the flag wins, though steps win over epochs otherwise
-    # The last flag of the file must not take the words without a flag that may follow.
+        configured.append("--max_steps=-1")  # else the file's steps would win over the epochs
+    # `--config` stands between, so that the file's last flag does not take positional words of the command line.
     return [*configured, "--config", config, *argv]
 
 
 def parse_size(flag: str, text: str | None) -> int | None:
-    """The bytes of `512MB`; None of None. Raises ValueError, with the flag's name, for what is no size."""
+    """Converts a size such as `512MB` to bytes, and None to None. Raises ValueError with the flag's name for a text
+    that is not a size."""
     from accelerate.utils import convert_file_size_to_int
 
     try:
-        return None if text is None else int(convert_file_size_to_int(text.upper()))  # a small b is a bit there
+        return None if text is None else int(convert_file_size_to_int(text.upper()))  # a lower-case b means bits there
     except (ValueError, OverflowError):
         raise ValueError(f"--{flag} {text}: name a size, such as 512MB or 24GB.") from None
 
@@ -171,9 +174,10 @@ def flag(
     choices: Iterable[str] | None = None,
     words: str | None = None,
 ) -> Any:
-    """A field of a dataclass of flags; lists are copied. `interval`, such as `(0, 1]` or `[1, inf)`, bounds a number,
-    or each of a list; `choices` are the names that a text may be: [`check_arguments`] checks both. A list with `words`
-    takes the words of the command line that have no flag; this is what the help calls each of them."""
+    """Makes a field of a dataclass of flags; a default list is copied. `interval`, such as `(0, 1]` or `[1, inf)`,
+    bounds a number or each number of a list. `choices` are the names that a text may be. [`check_arguments`] checks
+    both. A list with `words` takes the positional words of the command line; `words` is the name of such a word in the
+    help."""
     ours = {"interval": interval, "one_of": choices and tuple(choices), "words": words}
     metadata = {"help": help, **{key: value for key, value in ours.items() if value is not None}}
     if isinstance(default, list):
@@ -182,7 +186,7 @@ def flag(
 
 
 def required(help: str) -> Any:
-    """A field of a dataclass of flags without a default."""
+    """Makes a field without a default for a dataclass of flags."""
     return field(metadata={"help": help})
 
 
@@ -192,9 +196,10 @@ def check_arguments(
     intervals: Mapping[str, str] | None = None,
     dashes: str = "--",
 ) -> None:
-    """Checks dataclasses of flags: numbers and names by their fields (numbers of inherited fields by `intervals`),
-    then the flags together by `rules`. Defaults need no check. Raises ValueError with the names of flags, with
-    `dashes`; warns once of flags that change nothing."""
+    """Checks dataclasses of flags: first each value by the interval or choices of its field (or of `intervals`, for
+    inherited fields), then the flags together by `rules`. Values that equal their defaults are not checked. Raises
+    ValueError, also for an empty value, with the names of the flags after `dashes`; warns once of each flag that
+    changes nothing."""
     values: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for dataclass_ in arguments:
@@ -249,7 +254,8 @@ def check_arguments(
 
 
 def check_number(name: str, number: float | None, interval: str) -> None:
-    """Raises ValueError for a number outside an interval; `inf` as an end excludes NaN and infinity. None is none."""
+    """Raises ValueError for a number outside an interval. NaN is outside every interval, infinity outside those that
+    end with `inf)`. None is not checked."""
     low, high = map(float, interval[1:-1].split(", "))
     if number is None:
         return
@@ -267,12 +273,13 @@ def check_number(name: str, number: float | None, interval: str) -> None:
 
 @cache
 def warn_once(message: str) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of the processes of a launcher, the first one speaks
+    if os.environ.get("RANK", "0") == "0":  # only the first process of a launcher warns
         logger.warning(message)
 
 
 class _Parser(HfArgumentParser):
-    """Flags from dataclasses; knows whole names alone. The help has titles where there are `help_groups`."""
+    """A parser whose flags are the fields of dataclasses, and which accepts no abbreviations. With `help_groups`, its
+    help has titles."""
 
     def __init__(
         self,
@@ -308,15 +315,15 @@ class _Parser(HfArgumentParser):
         raise ValueError(message)
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
-        """Adds a flag to its group, by its name with underscores: `parse_arguments` reads `--a-b` as `--a_b`."""
+        """Adds a flag to its group, named with underscores: `parse_arguments` reads `--a-b` as `--a_b`."""
         names = tuple(name for name in names if "-" not in name.lstrip("-"))
         ours = {key: options.pop(key, None) for key in ("interval", "one_of", "words")}
         name = names[0].lstrip("-")
         if ours["words"] is not None:
             metavar = ours["words"]
             super().add_argument(name, nargs="*", metavar=metavar, default=argparse.SUPPRESS, help=options["help"])
-            options["help"] = argparse.SUPPRESS  # as a flag it is for `--config` alone
-        if self._has_words and options.get("const") is True:  # `--flag TEXT`: the text is not the value of a switch
+            options["help"] = argparse.SUPPRESS  # only `--config` uses the flag itself
+        if self._has_words and options.get("const") is True:  # `--flag TEXT` must not give TEXT to a switch
             options = {"action": "store_true", "help": options.get("help")}
         if options.get("type") in _METAVARS and "metavar" not in options:
             options["metavar"] = _METAVARS[options["type"]]
@@ -335,13 +342,13 @@ class _Parser(HfArgumentParser):
             options["help"] = argparse.SUPPRESS
         if title is None:
             return super().add_argument(*names, **options)
-        if not self._titled:  # in the order of the table
+        if not self._titled:  # all at once, in the order of the table
             self._titled = {title: self.add_argument_group(title) for title in dict.fromkeys(self._title_of.values())}
         return self._titled[title].add_argument(*names, **options)
 
 
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", string_to_bool: "BOOL"}
-# Flags of `TrainingArguments` that are for scripts which read them, or that our trainers set.
+# Flags of `TrainingArguments` that only the example scripts of transformers read, or that our trainers set.
 _IGNORED = (
     "do_train",
     "do_eval",
@@ -352,7 +359,7 @@ _IGNORED = (
     "length_column_name",
     "include_for_metrics",
 )
-# Flags of `TrainingArguments` whose own help says what is not so here.
+# Help texts for the flags of `TrainingArguments` whose own help would be wrong here.
 _INHERITED = {
     "disable_tqdm": "Show no progress bars. By default they show in a terminal only.",
     "hub_private_repo": "Whether the repositories are private. By default they are.",
@@ -364,14 +371,15 @@ _INHERITED = {
 
 
 def _title(dataclass_type: type, name: str) -> str:
-    """Of the group of a flag that no table names: what its dataclass says of itself."""
+    """Returns the title for a flag in no help group: the first line of its dataclass's docstring, or, for an inherited
+    flag, one that names the base class."""
     if name not in dataclass_type.__annotations__:
         return f"Other flags of {dataclass_type.__base__.__name__}"  # type: ignore[union-attr]
     return str(dataclass_type.__doc__).strip().splitlines()[0].rstrip(".")
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, where there are some, and fills the paragraphs of the description; indented lines stay."""
+    """Shows defaults where there are any, and wraps the paragraphs of the description except indented ones."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -379,7 +387,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return "\n\n".join(each if each.startswith(" ") else fill(each, width, indent) for each in paragraphs)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        # -1 stands for none, as of max_steps; of `--no_flag`, the default is --flag's.
+        # -1 stands for none, as in max_steps; the default of a `--no_flag` is that of its `--flag`.
         has_none = action.default in (None, "", [], -1) or action.const is False
         return action.help if has_none else super()._get_help_string(action)
 
@@ -391,7 +399,7 @@ def _value_of(flag: str, argv: Sequence[str]) -> str | None:
 
 
 def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
-    """A YAML file as the flags it stands for, so that types and choices are checked in one place."""
+    """Reads a YAML file as words of a command line, so that types and choices are checked in one place."""
     import yaml
 
     with reading(f"{path} (--config)"):
@@ -409,7 +417,8 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
         if isinstance(value, bool) and known[key].nargs == 0:
             flags += [f"--{key}"] if value else []
             continue
-        as_written = json.dumps(value) if isinstance(value, dict) else written.get(key, value)  # a label `no` stays
+        # Values as they are written: a label `no` must not become False.
+        as_written = json.dumps(value) if isinstance(value, dict) else written.get(key, value)
         values = as_written if isinstance(as_written, list) else [as_written]
         flags += [f"--{key}", *map(str, values)]
     return flags

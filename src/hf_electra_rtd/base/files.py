@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, named when they cannot be read, hashed, and locked while in use."""
+"""Files on disk: atomic writing, errors that name the file, hashes, and locks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from typing import Any
 from filelock import BaseFileLock, FileLock, Timeout
 
 
-PARTIAL = ".partial-"  # in the names of what is not finished yet
+PARTIAL = ".partial-"  # part of the names of unfinished files
 LOCK_FILE = ".lock"
-_MOST_NAMES = 40  # in a message: of our tables, only that of flags has more
+_MOST_NAMES = 40  # in a message; of our tables, only the one of flags has more
 _NEAREST = 5
 _LONGEST_REASON = 400  # characters of a library's message
-_REPLACED = "replaced"  # where `writing` keeps a directory until the new one has its name
+_REPLACED = "replaced"  # where `writing` keeps the old directory until the new one has its name
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str], replaces: str | None = None, ours: Sequence[str] = ("*",)) -> Iterator[Path]:
-    """Writes a file or, with `replaces`, a directory, whole or not at all. Yields a scratch path for the caller to
-    create, which is forced to disk and takes the name `path` when the block ends without an error. `remove_partial`
-    clears what a killed process left. Errors are those of `check_output`, before it writes, and of `naming`."""
+    """Writes a file or, with `replaces`, a directory, whole or not at all. Yields a scratch path at which the caller
+    creates it. When the block ends without an error, it is flushed to disk and renamed to `path`. `remove_partial`
+    removes what a killed process left. Raises the errors of `check_output`, before anything is written, and of
+    `naming`."""
     path = Path(path)
     check_output(path, replaces=replaces, ours=ours)
     with naming(path):
@@ -56,9 +57,10 @@ def writing(path: str | os.PathLike[str], replaces: str | None = None, ours: Seq
 def check_output(
     path: str | os.PathLike[str], *inputs: str | None, replaces: str | None = None, ours: Sequence[str] = ("*",)
 ) -> None:
-    """Raises ValueError for a name that must not be replaced: that of one of the `inputs` or in one; of a directory
-    where a file is written. A directory (see `writing`) may only replace an empty one, or one that holds `replaces`, a
-    file by which we know our own, and nothing beside what the patterns `ours` match."""
+    """Raises ValueError for an output path that must not be replaced: one of the `inputs` or a path inside one, or,
+    where a file is written, anything but an ordinary file. A directory (see `writing`) may only replace an empty
+    directory, or one that holds the file `replaces`, by which we know our own, and beside it only entries that match
+    the patterns `ours`."""
     path = Path(path)
     for given in inputs:
         if given is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given)):
@@ -84,7 +86,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def remove_directory(path: str | os.PathLike[str]) -> None:
-    """Removes a directory. It loses its name first, so that a killed process never leaves half of it behind. What
+    """Removes a directory. It is renamed first, so that a killed process never leaves half of it under its name. What
     cannot be deleted yet, such as a file that is open on NFS, is left to `remove_partial`."""
     path = Path(path)
     scratch = tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
@@ -93,16 +95,16 @@ def remove_directory(path: str | os.PathLike[str]) -> None:
 
 
 def remove_partial(directory: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left unfinished in a directory, whose lock is held. A directory that was about to
-    be replaced gets its name back."""
+    """Removes what killed processes left unfinished in a directory, whose lock the caller holds. A directory that was
+    about to be replaced gets its name back."""
     for scratch in Path(directory).glob(f".*{PARTIAL}*"):
         _discard(scratch, scratch.with_name(scratch.name[1:].rpartition(PARTIAL)[0]))
 
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds the path and the remedy to an `OSError` raised while `path` is written, also to one that torch, safetensors
-    or tokenizers raise as an error of their own."""
+    """Adds the path and a remedy to an `OSError` that is raised while `path` is written. Also converts the errors by
+    which torch, safetensors and tokenizers report an `OSError`."""
     try:
         yield
     except OSError as error:
@@ -111,9 +113,9 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         else:
             message = f"{os.fspath(path)} cannot be written: {error.strerror or error}. Choose another directory."
         raise OSError(error.errno, message) from error
-    except Exception as error:  # tokenizers raises no more special one
+    except Exception as error:  # tokenizers raises a plain Exception
         system = re.search(r"\(os error (\d+)\)", str(error))
-        if not system and not re.search("inline_container|iostream", str(error)):  # torch's writer, without a reason
+        if not system and not re.search("inline_container|iostream", str(error)):  # torch's writer gives no reason
             raise
         code = int(system[1]) if system else errno.ENOSPC
         with naming(path):
@@ -122,9 +124,9 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: object, remedy: str = "") -> Iterator[None]:
-    """Whatever a library raises while it reads a file (or a flag) becomes `ValueError: PATH cannot be read: WHAT.
-    REMEDY`, unless its text begins with the path. Keep the block to the library's call: a bug of ours inside it would
-    look like a broken file."""
+    """Turns any exception that a library raises while it reads a file (or a flag) into `ValueError: PATH cannot be
+    read: REASON. REMEDY`. A ValueError whose text begins with the path stays as it is. Keep only the library's call
+    in the block: a bug of ours inside it would look like a broken file."""
     try:
         yield
     except Exception as error:
@@ -136,7 +138,7 @@ def reading(path: object, remedy: str = "") -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError with the path if there is none."""
+    """Reads the JSON object in a file. Raises ValueError with the path if the file cannot be read or holds none."""
     with reading(path):
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -150,18 +152,19 @@ def open_text(
     encoding_errors: str = "strict",
     newline: str | None = "\n",
 ) -> Any:
-    """A text, plain or compressed (.gz, .zst), or the standard input as it comes, whatever the locale says. `newline`
-    is that of `open`: by default lines end with \\n alone. A byte order mark is left out."""
+    """Opens a text file, plain or compressed (.gz, .zst), or without a path the standard input, which must be plain
+    text. The encoding does not depend on the locale. `newline` is that of `open`; by default, only \\n ends a line. A
+    byte order mark is skipped."""
     encoding = codecs.lookup(encoding).name
     encoding = "utf-8-sig" if encoding == "utf-8" else encoding
     if path is None:
         try:
             return open(sys.stdin.fileno(), encoding=encoding, errors=encoding_errors, newline=newline, closefd=False)
-        except OSError:  # what stands in its place in Python has no file
+        except OSError:  # a replacement of stdin may have no file descriptor
             return nullcontext(sys.stdin)
     import pyarrow as pa
 
-    # Unlike other libraries, it tells a cut-off .zst file from a whole one.
+    # Unlike other libraries, pyarrow tells a cut-off .zst file from a whole one.
     compression = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix.lower())
     stream = pa.input_stream(os.fspath(path), compression=compression)
     return io.TextIOWrapper(stream, encoding, encoding_errors, newline)
@@ -170,7 +173,7 @@ def open_text(
 def load_pretrained(stock_class: Any, source: Any, **options: Any) -> Any:
     """Calls `from_pretrained` of a class of transformers. Every model, tokenizer and configuration is loaded by this
     function, so that code in its directory never runs, and transformers never asks on the standard input. Raises
-    ValueError for what cannot be loaded without its code."""
+    ValueError for a source that cannot be loaded without its own code."""
     try:
         return stock_class.from_pretrained(source, **{**options, "trust_remote_code": False})
     except ValueError as error:
@@ -180,7 +183,7 @@ def load_pretrained(stock_class: Any, source: Any, **options: Any) -> Any:
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
-    """Locks a directory for this process until `release()` or the end of the process, however it ends. Raises
+    """Locks a directory, creating it if needed, until `release()` or the end of this process, however it ends. Raises
     ValueError if another process holds the lock."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     lock = FileLock(Path(directory) / LOCK_FILE)
@@ -192,7 +195,7 @@ def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
 
 
 def hash_files(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """SHA-256, in hexadecimal, of the files' contents one after the other."""
+    """Returns the SHA-256, in hexadecimal, of the files' contents one after the other."""
     digest = hashlib.sha256()
     for path in paths:
         with reading(path), open(path, "rb") as file:
@@ -202,15 +205,16 @@ def hash_files(paths: Iterable[str | os.PathLike[str]]) -> str:
 
 
 def hash_model(directory: str | os.PathLike[str]) -> str:
-    """SHA-256 of a checkpoint, by which evaluation records find it: its `config.json`, then every file of weights by
-    name: `.safetensors`, or pickled ones where there is none."""
+    """Returns the SHA-256 by which evaluation records identify a checkpoint: that of its `config.json` followed by its
+    files of weights in the order of their names (`.safetensors`, or pickled files where there are none)."""
     directory = Path(directory)
     weights = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*model*.bin"))
     return hash_files([directory / "config.json", *weights])
 
 
 def known_names(name: str, known: Iterable[str], what: str) -> str:
-    """The end of a message about an unknown name: `Did you mean 'x'?`, or the known names, of many the nearest."""
+    """Returns the end of a message about an unknown name: `Did you mean 'x'?`, or the known names (only the nearest if
+    there are many)."""
     names = sorted(known)
     if close := difflib.get_close_matches(name, names, n=1):
         return f"Did you mean {close[0]!r}?"

@@ -15,15 +15,15 @@ from typing import Any
 class Size:
     """A named size."""
 
-    # Fields of the discriminator's `ElectraConfig`; the others have its defaults, which are those of Table 6: dropout
-    # 0.1, vocabulary 30,522, 512 positions.
+    # Fields of the discriminator's `ElectraConfig`. All others have their defaults, which are those of Table 6:
+    # dropout 0.1, vocabulary 30,522, 512 positions.
     architecture: Mapping[str, Any]
     generator_hidden_size: float  # width of the generator as a fraction of the discriminator's
     pretraining: Mapping[str, Any]  # fields of `RTDTrainingArguments`
     initialization: str = "stock"  # of new networks; see `hf_electra_rtd.pair.initialization`
     learning_rate: float = 3e-4  # of fine-tuning (paper, Table 7; Code agrees for large, and has 1e-4 for the others)
     layerwise_lr_decay: float = 0.8  # of fine-tuning
-    is_published: bool = True  # paper or Code give this recipe, so that cards can name deviations from it
+    is_published: bool = True  # whether paper or Code give this recipe; cards name deviations from it
 
 
 def _architecture(layers: int, hidden_size: int, heads: int, embedding_size: int) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _architecture(layers: int, hidden_size: int, heads: int, embedding_size: int
 def _pretraining(
     learning_rate: float, batch_size: int, max_steps: int, max_seq_length: int, mask_probability: float = 0.15
 ) -> dict[str, Any]:
-    """A recipe of the paper; warm-up and intervals are the same for all sizes."""
+    """Returns a recipe of the paper; the warm-up and the intervals are the same for all sizes."""
     return {
         "learning_rate": learning_rate,
         "per_device_train_batch_size": batch_size,
@@ -55,7 +55,7 @@ SIZES: Mapping[str, Size] = {
         architecture={
             **_architecture(4, 128, 2, 64),
             "initializer_range": 0.06,  # 0.02 is for wide layers and long runs
-            # A run of this size sees its text a few times at most, so dropout has nothing to prevent.
+            # A run of this size reads its text a few times at most, so there is no overfitting for dropout to prevent.
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
         },
@@ -63,7 +63,7 @@ SIZES: Mapping[str, Size] = {
         initialization="neighbours",
         pretraining={
             **_pretraining(5e-4, 4, 6000, 128),  # small batches learn more from the same text
-            "bias_correction": True,  # the run is too short for the warm-up that Adam needs without
+            "bias_correction": True,  # without it, Adam needs a longer warm-up than the run has room for
             "per_device_eval_batch_size": 64,
             "warmup_steps": 100,
             "eval_steps": 400,
@@ -114,7 +114,7 @@ SIZES: Mapping[str, Size] = {
     ),
 }
 
-# What every size has in common when it is fine-tuned (paper, Table 7). Code: weight decay 0.01.
+# The fine-tuning recipe that all sizes share (paper, Table 7; Code has a weight decay of 0.01).
 FINETUNING: Mapping[str, Any] = {
     "per_device_train_batch_size": 32,
     "warmup_steps": 0.1,  # a share of all steps
@@ -122,14 +122,15 @@ FINETUNING: Mapping[str, Any] = {
     "adam_epsilon": 1e-6,
     "dropout": 0.1,
 }
-EMBEDDING_LEARNING_RATE = 1e-4  # ours: of all layers, without decay by depth
-LORA_LEARNING_RATE = 1e-3  # ours: adapters start at zero and want larger steps than weights
+EMBEDDING_LEARNING_RATE = 1e-4  # ours; for all layers, without decay by depth
+LORA_LEARNING_RATE = 1e-3  # ours; adapters start at zero and need larger steps than weights
 
 
 def continued_recipe(name: str) -> dict[str, Any]:
-    """The recipe of a named size for networks that go on on other text, with a new optimizer: a tenth of the learning
-    rates and of the steps, as microsoft/DeBERTa (experiments/language_model/rtd.sh, `*-continue`: 1/10 to 1/6 of the
-    rate), a short warm-up, and Adam with bias correction, without which the first steps are too large for it."""
+    """Returns the recipe of a named size for continuing the pre-training of networks on other text, with a new
+    optimizer: a tenth of the learning rates and of the steps, as in microsoft/DeBERTa
+    (experiments/language_model/rtd.sh, `*-continue`: 1/10 to 1/6 of the rate), a short warm-up, an evaluation before
+    the first step, and Adam with bias correction, without which the first steps are too large for this warm-up."""
     recipe = dict(get_size(name).pretraining)
     recipe["max_steps"] //= 10
     for rate in ("learning_rate", "generator_learning_rate"):
@@ -139,9 +140,10 @@ def continued_recipe(name: str) -> dict[str, Any]:
 
 
 def of_length(recipe: Mapping[str, Any], max_steps: int | None, num_train_epochs: float | None) -> dict[str, Any]:
-    """A recipe for a run of another length. Of `max_steps`: at least ten logs and five evaluations, and a warm-up of a
-    tenth at most. A length in epochs replaces that in steps; its steps are not known yet, so warm-up and
-    evaluations are shares of the run. None is not given."""
+    """Returns a recipe for a run of another length. With `max_steps`, there are at least ten logs and five
+    evaluations, and the warm-up is a tenth of the steps at most. With `num_train_epochs`, the number of steps is not
+    known yet, so `max_steps` is removed, and the warm-up and the interval of evaluations become shares of the run.
+    None means not given."""
     recipe = dict(recipe)
     if max_steps is not None and max_steps > 0:
         for name, share in (("logging_steps", 10), ("eval_steps", 5), ("warmup_steps", 10)):
@@ -153,8 +155,8 @@ def of_length(recipe: Mapping[str, Any], max_steps: int | None, num_train_epochs
 
 
 def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0) -> str:
-    """The named size that an encoder of any family is closest to: by the ratio of widths, then by depth, then by the
-    width of its generator as a fraction of its own."""
+    """Returns the named size that is closest to an encoder of any family: by the ratio of widths, then by depth, then
+    by the width of its generator as a fraction of its own."""
 
     def distance(name: str) -> tuple[float, ...]:
         shape = SIZES[name].architecture
@@ -169,7 +171,7 @@ def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0
 
 
 def get_size(name: str) -> Size:
-    """The named size; raises ValueError, with the known ones, for an unknown name."""
+    """Returns the named size. Raises ValueError, with the known names, for an unknown one."""
     if name not in SIZES:
         raise ValueError(f"There is no size {name!r}. Known sizes: {', '.join(SIZES)}.")
     return SIZES[name]

@@ -1,5 +1,5 @@
-"""What a run leaves behind, as JSON: the source of curves, tables and cards. Records are published, so `public` keeps
-paths of this machine, passwords and tokens out of them."""
+"""The JSON records that a run leaves behind, from which curves, tables and cards are made. Records are published, so
+`public` keeps local paths, passwords and tokens out of them."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ _PACKAGES = (
 
 
 class _Record:
-    """A record: a strict dataclass that is one JSON file."""
+    """The base of all records: strict dataclasses, each saved as one JSON file."""
 
     FILE = ""
 
@@ -54,7 +54,8 @@ class _Record:
 
     @classmethod
     def find(cls, directory: str | os.PathLike[str], depth: float = math.inf) -> list[Path]:
-        """The paths of all such records in a directory and down to `depth` below it, through links."""
+        """Returns the sorted paths of all records of this kind in a directory and down to `depth` below it. With a
+        finite depth, links are followed."""
         paths = []
         for place, directories, files in os.walk(directory, followlinks=depth < math.inf):  # links may lead in circles
             if cls.FILE in files:
@@ -65,13 +66,13 @@ class _Record:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a record from its file, or from the directory that holds it. Raises ValueError, with the path, for no
-        JSON, another version, or fields that are missing, unknown or of another type."""
+        """Reads a record from its file, or from the directory that holds it. Raises ValueError, with the path, for a
+        file that is not JSON, has another version, or has fields that are missing, unknown or of another type."""
         path = Path(path)
         path = path / cls.FILE if path.is_dir() else path
         with reading(path, f"It must be a {cls.__name__} of this version of hf-electra-rtd."):
             values = json.loads(path.read_text(encoding="utf-8"))
-            json.dumps(values, allow_nan=False)  # an error for numbers that are not finite
+            json.dumps(values, allow_nan=False)  # raises an error for numbers that are not finite
             if not isinstance(values, dict):
                 raise ValueError("it holds no JSON object")
             version = values.pop("schema_version", None)
@@ -93,20 +94,22 @@ class PretrainingRecord(_Record):
     arguments: dict[str, dict[str, Any]]  # every argument of the run, in the groups `model`, `data` and `training`
     model: dict[str, Any]  # configuration of the joint model
     parameters: dict[str, int]  # `generator`, `discriminator`, `head`, `total` (shared ones counted once)
-    data: dict[str, dict[str, Any]]  # of `train`, `held_out` and `old_held_out`: the header of the block file
+    data: dict[str, dict[str, Any]]  # headers of the block files `train`, `held_out` and `old_held_out`
     hardware: dict[str, Any]
     versions: dict[str, str]  # of Python and the packages
     steps: int  # optimizer steps
     sequences: int  # trained on, over all steps and processes
-    tokens: int  # real tokens in these sequences, by the mean length of those in the text
-    train_seconds: Number  # in training steps, without evaluation and saving; over all sessions of a resumed run
-    flops: dict[str, Number]  # `model`: of training until here (`hf_electra_rtd.base.accounting`)
+    tokens: int  # real tokens in them, estimated by the mean length of the text's sequences
+    train_seconds: Number  # spent in training steps, without evaluation and saving; over all sessions of a resumed run
+    flops: dict[str, Number]  # `model`: of the training so far (`hf_electra_rtd.base.accounting`)
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
-    metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
+    metrics: dict[str, Number | None] = field(default_factory=dict)  # on held-out text, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
-    # Of a run that was evaluated before its first step: `new` and `old` text, each with metrics `before` and `after`.
+    # For a run that was evaluated before its first step: metrics `before` and `after`, each for `new` and for `old`
+    # text.
     before_and_after: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    # A held-out sentence, for cards: `original`; `replaced`, with another word in it; `gap`, with {} for the word.
+    # A held-out sentence for cards, in three forms: `original`; `replaced`, with one word replaced; `gap`, with {} for
+    # it.
     example: dict[str, str] = field(default_factory=dict)
 
 
@@ -117,19 +120,20 @@ class FractionRecord(_Record):
 
     FILE = "fraction.json"
 
-    fraction: Number  # of the run's steps, as asked for
+    fraction: Number  # of the run's steps, as requested
     step: int  # optimizer steps until then
     sequences: int  # trained on until then, over all processes
     train_seconds: Number  # as in `PretrainingRecord`
 
 
 def pretraining_of(network: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The run that a network comes from, by the name of its directory and when it `started`, and the `tokens` that the
-    network was trained on. They come from the records of the finished run, or of the export at a fraction of it, that
-    the network lies in; None without these."""
+    """Returns the run that a network comes from: `run`, the name of its directory; the time when it `started`; and the
+    `tokens` that the network was trained on. They come from the record of the finished run in whose directory the
+    network lies and, for a network exported at a fraction of it, from the record of the export. Returns None without
+    these records."""
     path = Path(network).resolve()
     if path.name not in ("generator", "discriminator", "detector"):
-        return None  # a checkpoint has seen a part of its run
+        return None  # such as a checkpoint, which has seen only a part of its run
     place = path.parent
     is_export = (place / FractionRecord.FILE).is_file()
     directory = place.parent.parent if is_export else place
@@ -162,7 +166,7 @@ class EvaluationRecord(_Record):
     model: dict[str, Any]
     arguments: dict[str, Any]  # as used, with the defaults of size and task filled in
     seed: int
-    # Of each split: source, `examples`, `features`, `skipped`, `truncated`, `unknown_share` (of tokens).
+    # For each split: source, `examples`, `features`, `skipped`, `truncated`, `unknown_share` (of tokens).
     data: dict[str, dict[str, Any]]
     # For each evaluated split, dev splits first: metric to score, as a fraction or correlation (1 is perfect); null if
     # not finite.
@@ -171,13 +175,13 @@ class EvaluationRecord(_Record):
     selection: str  # how the model was chosen: `last step`, or `best of 3 evaluations by accuracy on dev`
     steps: int  # optimizer steps
     epochs: Number  # passes over the training examples
-    train_seconds: Number  # in training since it was last resumed, without evaluation
+    train_seconds: Number  # in training since the run was last resumed, without evaluation
     examples_per_second: Number  # over all processes
     hardware: dict[str, Any]
     versions: dict[str, str]
-    predictions: dict[str, str] = field(default_factory=dict)  # of each predicted split: its file beside the record
+    predictions: dict[str, str] = field(default_factory=dict)  # for each predicted split: its file beside the record
     curves: list[dict[str, Any]] = field(default_factory=list)  # the log, one dict a line, each with `step`
-    # Of each split with labels, from its report: `interval`, `baseline`, `classes`, `mae`, `rmse`, the value that is
+    # For each split with labels, from its report: `interval`, `baseline`, `classes`, `mae`, `rmse`, the value that is
     # always predicted (`constant_prediction`), and `data`, the hash of the scored examples.
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -188,7 +192,8 @@ class EvaluationRecord(_Record):
 
     @property
     def dev_score(self) -> float:
-        """What models are chosen by: the score on a dev split; else -infinity, as a test split must not choose."""
+        """The score on a dev split, by which models are chosen; -infinity without one, since a test split must not
+        choose."""
         is_dev = next(iter(self.metrics), "").startswith("dev")
         return self.score if is_dev and self.score is not None else -math.inf
 
@@ -196,32 +201,34 @@ class EvaluationRecord(_Record):
 @strict
 @dataclass
 class ExportRecord(_Record):
-    """A model as an ONNX graph, and how it was accepted, in `export_record.json`."""
+    """The export of a model as an ONNX graph, and the checks that it passed, in `export_record.json`."""
 
     FILE = "export_record.json"
 
     command: str  # as typed
     finished: str  # UTC, ISO 8601
-    name: str  # `detector`, `generator`, or of the task
-    kind: str  # likewise, or a key of `finetuning.kinds.KINDS`
+    name: str  # `detector`, `generator`, or the name of the task
+    kind: str  # `detector`, `generator`, or a key of `finetuning.kinds.KINDS`
     model: dict[str, Any]  # what was exported: `name_or_path`, `sha256` (null if not a directory), `architecture`
     inputs: list[str]  # int64, (batch, sequence); in multiple choice (batch, choices, sequence)
     outputs: list[str]
     megabytes: dict[str, Number]  # of `torch` (its parameters), `onnx` (the float32 graph) and `onnx-int8`
     shapes: list[list[int]]  # of the batches on which the float32 graph was compared with torch
-    largest_difference: Number  # of its outputs there
+    largest_difference: Number  # between the outputs for these batches
     tolerance: Number
-    # On the rows of a file, empty without one: the number of `predictions`; of each graph how many are `equal` to
-    # torch's; and of each, torch too, `scores` and those of each class (`classes`).
+    # Results on the rows of a file; empty without one. `predictions` is their number; `equal`, how many of each
+    # graph's predictions equal torch's; `scores` and `classes`, the overall scores and those of each class, for each
+    # graph and torch.
     dev: dict[str, Any]
-    speed: dict[str, Any]  # `sentences_per_second` of each, `torch` too; in batches of a `shape`, by so many `threads`
+    # `sentences_per_second` of each graph and `torch`, the `shape` of the batches, and `threads`
+    speed: dict[str, Any]
     hardware: dict[str, Any]
     versions: dict[str, str]
 
     @property
     def int8_loss(self) -> tuple[float, str] | None:
-        """What int8 loses on the rows of a file, in points of 100, and of what: of the main metric, or without labels
-        of the predictions that are torch's."""
+        """What the int8 graph loses on the rows of a file, in percentage points, and the name of the measure: the main
+        metric or, without labels, the share of predictions that equal torch's. None without such rows."""
         if not self.dev:
             return None
         scores = self.dev["scores"]
@@ -233,7 +240,7 @@ class ExportRecord(_Record):
 
 # ---- What may be published ----
 
-# Ends of `_NAME` of the flags whose values are paths; and flags whose values are ids of the Hub, or paths.
+# Endings of `_NAME` for flags whose values are paths, and names of flags whose values are Hub ids or paths.
 _PATH_FLAGS = (
     "_dir",
     "_file",
@@ -262,21 +269,21 @@ _PATH_OR_ID_FLAGS = (
     "backbone",
     "generator_backbone",
 )
-# Names, also ends of names, of what is never a path: classes, and the tokens in `tokenizer_config.json`.
+# Names, or endings of names, of values that are never paths: classes, and the tokens in `tokenizer_config.json`.
 _NO_PATHS = ("labels", "classes", "prediction", "id2label", "label2id", "_token", "_tokens", "_tokens_decoder")
-# Absolute paths, which are private if they exist here; and those that are private wherever they lead.
+# Absolute paths, which are private if they exist on this machine; and paths that are always private.
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
 _PRIVATE = re.compile(r"\.\.?[\\/]|(?:file:(?://)?)?/(?:home|Users|root)/|~[\\/]|[A-Za-z]:[\\/](?!/)|\\\\[\w.-]+\\")
 _PATH_WITH_OPTIONS = re.compile(r"(.*?)((?:,\w+=[^,]*)*)")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
 _URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
-# In small letters, `key` alone may be the end of a word, such as monkey.
+# In lower case, `key` counts only as a word of its own, not as the end of one such as monkey.
 _KEY_SECRET = re.compile(
     r"^(\s*(?:\w*(?:TOKEN|SECRET|PASSWORD|PASSWD)\w*|(?-i:[A-Z0-9_]*KEY[A-Z0-9_]*)"
     r"|(?:\w*_)?(?:API|ACCESS|PRIVATE)?KEYS?(?:_\w*)?)=)(?!<secret>$).+$",
     re.IGNORECASE | re.MULTILINE,
 )
-# Secrets in a value: the pattern of each, and what takes its place.
+# Patterns of secrets in a value, and what replaces each.
 _SECRETS = (
     (_KEY_SECRET, r"\1<secret>"),
     (re.compile(r"(?<=://)[^/@\s]+@"), ""),
@@ -286,13 +293,14 @@ _SECRETS = (
 
 
 def public(value: Any, name: str = "") -> Any:
-    """What may be published of a value: dicts, lists and strings at any depth, without directories of this machine,
-    passwords and tokens. The one filter of secrets: records and messages go through it, and a file that it would
-    change is not published.
+    """Returns a value as it may be published: dicts, lists and strings, at any depth, without directories of this
+    machine, passwords and tokens. This is the only filter of secrets: records and messages go through it, and a file
+    that it would change is not published.
 
-    A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes `b.jsonl,weight=2`). It is
-    a whole line. Paths are known by `name`, the flag or the key in a dict; as absolute ones that exist here; or
-    because they begin with a home, a drive, a server, `../` or `./`. Labels and tokens of a vocabulary are no paths.
+    A path is reduced to its last component and the options behind it (`a/b.jsonl,weight=2` becomes
+    `b.jsonl,weight=2`). Only a whole line counts as a path. It is recognized by `name`, its flag or its key in a dict;
+    because it is absolute and exists here; or because it begins with a home, a drive, a server, `../` or `./`. Labels
+    and tokens of a vocabulary are not treated as paths.
     """
     if isinstance(value, Mapping):
         inside = name if name.endswith(_NO_PATHS) else ""
@@ -309,7 +317,7 @@ def public(value: Any, name: str = "") -> Any:
 
 
 def _without_directory(line: str, name: str) -> str:
-    """The line, or if it is a path its last component."""
+    """Returns the line or, if it is a path, its last component with its options."""
     path, options = _PATH_WITH_OPTIONS.fullmatch(line.strip()).groups()  # type: ignore[union-attr]
     if not path or ("://" in path and not path.startswith("file:")):
         return line
@@ -322,14 +330,15 @@ def _without_directory(line: str, name: str) -> str:
 
 
 def hub_id(name: str | None) -> str | None:
-    """The name of a model or dataset, if it is an id of the Hub; None for a path."""
+    """Returns the name of a model or dataset if it is a Hub id; None for a path."""
     if not name or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) or os.path.exists(name):
         return None
     return name
 
 
 def public_command(argv: Sequence[str]) -> str:
-    """A command line as a record may hold it; see `public`. First the program: a path, or `hf-electra-rtd COMMAND`."""
+    """Returns a command line as a record may hold it (see `public`). Its first word is the program: a path, or
+    `hf-electra-rtd COMMAND`."""
     words = Path(argv[0]).name.split()
     if words and words[0].endswith(".py"):
         words.insert(0, "python")
@@ -349,12 +358,13 @@ def public_command(argv: Sequence[str]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """What JSON can hold of a value: numbers that are not finite become None, at any depth."""
+    """Returns a value as JSON can hold it: at any depth, numbers that are not finite become None, and objects of other
+    types their text."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda constant: None)
 
 
 def utc_now() -> str:
-    """The time, as records give it."""
+    """Returns the current time as records hold it: UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -373,7 +383,7 @@ def count_cores() -> int:
 
 
 def describe_hardware(hardware: Mapping[str, Any]) -> str:
-    """What worked: `2 x NVIDIA H100`, or `1 thread of AMD EPYC 9B14`."""
+    """Describes the hardware that did the work: `2 x NVIDIA H100`, or `1 thread of AMD EPYC 9B14`."""
     if hardware["accelerators"]:
         counts = Counter(hardware["accelerators"])
         return ", ".join(f"{count} x {name}" for name, count in counts.items())
@@ -382,7 +392,7 @@ def describe_hardware(hardware: Mapping[str, Any]) -> str:
 
 
 def collect_hardware() -> dict[str, Any]:
-    """The machine: system, processor, cores, memory, accelerators."""
+    """Describes the machine: system, processor, cores, memory, accelerators."""
     import torch
     from accelerate import PartialState
 

@@ -2,8 +2,9 @@
 
 A new task is one more row. Loading, fine-tuning, submission files, tables and cards all read it.
 
-Files lie as in the official downloads (gluebenchmark.com, cluebenchmarks.com). Metrics are those of the ELECTRA paper
-(section 4.1), before the benchmark's others; epochs and lengths those of its Table 7, or of the source a row names.
+Files are named as in the official downloads (gluebenchmark.com, cluebenchmarks.com). Metrics are those of the ELECTRA
+paper (section 4.1), followed by the benchmark's others. Epochs and lengths are those of the paper's Table 7, or of the
+source that a row names.
 """
 
 from __future__ import annotations
@@ -27,37 +28,38 @@ class Task:
     name: str  # on the command line, in records and in tables of published scores, such as `mrpc`
     title: str  # for people, such as `MRPC`
     benchmark: str = "own"  # `glue`, `clue`, `more`, or `own` for a user's task
-    language: str = "en"  # or `zh`, `ko`, ...: by whose rules answers are scored; empty where it is not known
+    language: str = "en"  # or `zh`, `ko`, ...; decides how answers are scored; empty if not known
     kind: str = "classification"  # or another kind of `kinds.KINDS`
     metrics: tuple[str, ...] = ("accuracy",)  # the first one chooses models and stands in tables
     labels: tuple[str, ...] = ()  # in the order of the model's outputs
-    columns: tuple[str, ...] = ("sentence",)  # of the one or two texts, or of the words to tag; named as on the Hub
-    label_column: str = "label"  # of the label, labels, number, tags, answers or right choice
-    id_column: str | None = None  # by default a common name, else the place of the example from 0
-    dataset: str | None = None  # on the Hub, as `config` and `revision`
+    columns: tuple[str, ...] = ("sentence",)  # of the one or two texts, or of the words to tag; as named on the Hub
+    label_column: str = "label"  # holds the label, labels, number, tags, answers or right choice
+    id_column: str | None = None  # by default one with a common name, else the example's index is the id
+    dataset: str | None = None  # its id on the Hub, with `config` and `revision`
     config: str | None = None
     revision: str | None = None
-    splits: Mapping[str, str] = field(default_factory=dict)  # names of splits here, to those on the Hub
-    # Where each split may lie under `--data_dir`; the first that exists is read. Files joined with `+` are read one
-    # after another.
+    splits: Mapping[str, str] = field(default_factory=dict)  # from names of splits here to those on the Hub
+    # The paths under `--data_dir` where each split may lie; the first that exists is read. Files joined with `+` are
+    # read one after another.
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     format: str | None = None  # see `reading.read_rows`; by default it follows from the file's name
-    renamed: Mapping[str, str] = field(default_factory=dict)  # columns of the files, to their names on the Hub
+    renamed: Mapping[str, str] = field(default_factory=dict)  # from columns of the files to their names on the Hub
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns of splits whose tsv has no header
-    renamed_labels: Mapping[str, str] = field(default_factory=dict)  # other spellings
-    skip_broken_lines: bool = False  # lines of a tsv with too few or too many columns, an error otherwise
+    renamed_labels: Mapping[str, str] = field(default_factory=dict)  # from other spellings of labels
+    skip_broken_lines: bool = False  # skip tsv lines with too few or too many columns, otherwise an error
     dev_splits: tuple[str, ...] = ("dev",)  # evaluated during and after training; the first one chooses models
     test_splits: tuple[str, ...] = ("test",)  # predicted, and evaluated where they are labeled
-    trained_on: str | None = None  # of a task without training data (AX): whose fine-tuned model predicts it
+    trained_on: str | None = None  # for a task without training data (AX): whose fine-tuned model predicts it
     validation_share: float = 0.0  # own tasks: share of the training file that is the dev split
     epochs: float = 3.0
     max_seq_length: int = 128  # tokens of an example, or of a window of it
     double_unordered: bool = False  # pairs are learned in both orders (google-research/electra, `double_unordered`)
     unanswerable: bool = False  # a context may hold no answer (SQuAD 2.0)
-    # Of each test split: the name of the server's file, and its number of examples; 0 where it is not a line each.
+    # For each test split: the name of the file that the server expects, and its number of examples (0 if the file does
+    # not have one line for each).
     submission: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    # GLUE's tsv with the `index` of the label, the `label` itself or a `number`; CLUE's `lines`, `answers`, `choices`
-    # or `entities`; empty where no server takes the task.
+    # For GLUE, what its tsv holds: the `index` of the label, the `label` itself or a `number`. For CLUE: `lines`,
+    # `answers`, `choices` or `entities`. Empty where no server takes the task.
     submission_format: str = ""
 
     @property
@@ -65,13 +67,13 @@ class Task:
         return self.metrics[0]
 
     def describe(self) -> dict[str, Any]:
-        """What an `EvaluationRecord` holds as `dataset`."""
+        """Returns the `dataset` of an `EvaluationRecord`."""
         columns = list(self.columns) if self.kind in ("classification", "multi_label", "regression") else []
         hub = {"id": self.dataset, "config": self.config, "splits": dict(self.splits)}
         return {"title": self.title, **hub, "text_columns": columns}
 
 
-# ---- The table. Names of files have spaces between them; each may lie in any of the task's directories ----
+# ---- The table. File names are separated by spaces; each file may lie in any of the task's directories ----
 
 _Names = tuple[str, ...]
 _TEXT = ("sentence",)
@@ -91,7 +93,7 @@ _GLUE_FILES = {
     "dev": "dev.tsv dev_slice.tsv",
     "test": "test-labeled.tsv msr_paraphrase_test.txt test.tsv",
 }
-# CLUE 1.1 replaced some test sets: its directories hold those of 1.0 beside the new ones, as `test.json`.
+# CLUE 1.1 replaced some test sets. Its directories hold those of CLUE 1.0, as `test.json`, beside the new ones.
 _CLUE_FILES = {
     split: f"{names} cmrc2018_{split}.json m-{split}.json+d-{split}.json"
     for split, names in {
@@ -107,14 +109,14 @@ _READING: dict[str, Any] = {"kind": "question_answering", "format": "squad", **S
 
 
 def bio_tags(names: Sequence[str]) -> tuple[str, ...]:
-    """`O`, and for each name `B-NAME` (begins) and `I-NAME` (goes on)."""
+    """Returns the tags `O` and, for each name, `B-NAME` (begins) and `I-NAME` (goes on)."""
     return ("O", *(f"{position}-{name}" for name in names for position in "BI"))
 
 
 def _task(
     name: str, title: str, benchmark: str, *, directories: Sequence[str], files: Mapping[str, str], **facts: Any
 ) -> Task:
-    """A task whose splits, here and on the Hub, are those that have files."""
+    """Makes a task whose splits, here and on the Hub, are those that have files."""
     paths = {
         split: tuple(
             "+".join(posixpath.join(directory, part) for part in name.split("+"))
@@ -131,7 +133,7 @@ def _task(
 def _glue(
     name: str, title: str, examples: int, as_: str, labels: _Names = (), columns: _Names = _TEXT, **facts: Any
 ) -> Task:
-    """A GLUE task. `examples` are those of the test set (gluebenchmark.com/faq)."""
+    """Makes a GLUE task. `examples` is the number of examples in the test set (gluebenchmark.com/faq)."""
     hub = {"dataset": "nyu-mll/glue", "config": name, "submission": {"test": (f"{title}.tsv", examples)}}
     given = {"files": _GLUE_FILES, "directories": (title,), **hub, **facts}
     return _task(name, title, "glue", labels=labels, columns=columns, submission_format=as_, **given)
@@ -140,8 +142,8 @@ def _glue(
 def _clue(
     name: str, title: str, labels: _Names = (), columns: _Names = _TEXT, as_: str = "lines", **facts: Any
 ) -> Task:
-    """A CLUE task. Directories are named `afqmc` or `afqmc_public`; those of FewCLUE come after the official ones.
-    Submissions are as CLUE describes them on 4 September 2021."""
+    """Makes a CLUE task. Directories are named `afqmc` or `afqmc_public`; those of FewCLUE (`afqmc_few`) come last.
+    Submissions follow CLUE's description of 4 September 2021."""
     given = {"files": _CLUE_FILES, "directories": (name,), "dataset": "clue/clue", "config": name, **facts}
     given["directories"] = [part + suffix for suffix in ("", "_public", "_few") for part in given["directories"]]
     if "submission" in facts:
@@ -248,7 +250,7 @@ CLUE = (
         ("true", "false"),
         ("text",),
         format="wsc",
-        epochs=10.0,  # the paper's of RTE, which has twice as many examples
+        epochs=10.0,  # as in the paper for RTE, which has twice as many examples
         submission=("cluewsc11_predict.json", 2574),
     ),
     _clue(
@@ -334,7 +336,7 @@ MORE = (
     ),
     _squad("squad1", "SQuAD 1.1", "v1.1", dataset="rajpurkar/squad"),
     _squad("squad2", "SQuAD 2.0", "v2.0", dataset="rajpurkar/squad_v2", unanswerable=True),
-    _more(  # without a dev set; the original, too, evaluates on the test set, by which nothing is chosen
+    _more(  # without a dev set: as in the original, the test set is evaluated, but chooses no model
         "conll2000",
         "CoNLL-2000",
         "en",
@@ -353,7 +355,7 @@ BENCHMARKS: Mapping[str, tuple[Task, ...]] = {"glue": GLUE, "clue": CLUE, "more"
 
 
 def get_task(benchmark: str, name: str) -> Task:
-    """A task of a benchmark. Another name is a ValueError."""
+    """Returns a task of a benchmark. Raises ValueError for an unknown name."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"There is no benchmark {benchmark!r}. {known_names(benchmark, BENCHMARKS, 'benchmarks')}")
     tasks = {task.name: task for task in BENCHMARKS[benchmark]}
@@ -363,8 +365,8 @@ def get_task(benchmark: str, name: str) -> Task:
 
 
 def expand_task_names(benchmark: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Names of tasks to train on, each once; `all` stands for every task of the benchmark with training data. An
-    unknown name, and a task without training data, are a ValueError."""
+    """Returns the names of the tasks to train on, each once; `all` stands for every task of the benchmark with
+    training data. Raises ValueError for an unknown name or a task without training data."""
     expanded: list[str] = []
     for name in names:
         if name == ALL and benchmark in BENCHMARKS:
@@ -377,5 +379,5 @@ def expand_task_names(benchmark: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def guests(task: Task) -> tuple[Task, ...]:
-    """Tasks without training data that this task's model predicts: AX for MNLI."""
+    """Returns the tasks without training data that this task's model predicts: AX for MNLI."""
     return tuple(guest for guest in BENCHMARKS.get(task.benchmark, ()) if guest.trained_on == task.name)

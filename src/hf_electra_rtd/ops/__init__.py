@@ -1,8 +1,8 @@
 # ruff: noqa: F401
-"""Pure tensor functions: no Hugging Face import, no state (but for whose ways are taken, see `devices`), randomness
-comes in as an argument.
+"""Pure tensor functions: they import nothing from Hugging Face, keep no state (but for the switch in `devices`), and
+take random numbers as arguments.
 
-Shape suffixes: B sequences, L tokens a sequence, K masked slots a sequence, M = any leading shape, V tokens of the
+Shape suffixes: B sequences, L tokens per sequence, K masked slots per sequence, M any leading shape, V tokens of the
 vocabulary.
 """
 

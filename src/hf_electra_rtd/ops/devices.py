@@ -1,4 +1,4 @@
-"""Which way of computing suits the device of a tensor, where a CPU has a quicker one of its own."""
+"""Chooses how to compute something that a CPU computes faster in a way of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _is_pretended = False
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether a tensor lies on a CPU, and CPUs' own ways are to be taken."""
+    """Whether a tensor lies on a CPU and the CPU's way is to be used."""
     return tensor.device.type == "cpu" and not _is_pretended
 
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Takes a GPU's ways on a CPU, too: for tensors without numbers, in a step that is only counted."""
+    """Uses the GPU's way on a CPU, too: for tensors without data, in a step that is only counted."""
     global _is_pretended
     before = _is_pretended
     _is_pretended = True

@@ -1,4 +1,4 @@
-"""Which tokens are masked, and how ids move between the original, the masked and the corrupted sequence.
+"""Chooses the tokens to mask, and moves ids between the original, the masked and the corrupted sequence.
 
 A slot is one of the K places that a sequence keeps for masked tokens. Slots that a short sequence does not need have
 the label `IGNORED`, as `torch.nn.functional.cross_entropy` expects; their positions do not matter.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 IGNORED = -100
-MORE_UNIFORMS = 2  # a sequence, beyond one a token, for `choose_masked_groups`
+MORE_UNIFORMS = 2  # uniforms per sequence for `choose_masked_groups`, beyond one per token
 _NO_CANDIDATE = 2.0  # a score above all uniforms
 _NO_CANDIDATE_BITS = int(np.float32(_NO_CANDIDATE).view(np.int32))
 
@@ -28,8 +28,8 @@ class MaskedSlots(NamedTuple):
 
 
 def num_masked(mask_probability: float, length: int) -> int:
-    """K: how many tokens of a sequence are masked, at least one. [CLS] and [SEP] count in the length, as in
-    google-research/electra pretrain/pretrain_helpers.py; there the draws may coincide, here K positions are distinct.
+    """Returns K, the number of tokens of a sequence to mask, at least one. `length` includes [CLS] and [SEP], as in
+    google-research/electra pretrain/pretrain_helpers.py. Draws may coincide there; here the K positions are distinct.
     """
     return max(1, round(mask_probability * length))
 
@@ -37,21 +37,22 @@ def num_masked(mask_probability: float, length: int) -> int:
 def choose_masked_positions(
     candidates_BL: np.ndarray, uniforms_BL: np.ndarray, counts_B: np.ndarray, num_slots: int
 ) -> np.ndarray:
-    """Draws distinct positions, every set of `counts_B[i]` candidates of a sequence being equally likely.
+    """Draws distinct positions; every set of `counts_B[i]` candidates of a sequence is equally likely.
 
-    `candidates_BL` is True where a token may be masked: where they are too few, fewer are chosen. Those with the
-    smallest `uniforms_BL`, float32 in [0, 1), are. The result is int64 (B, K), ascending, then -1 in unused slots.
+    `candidates_BL` is True where a token may be masked. Those candidates are chosen that have the smallest
+    `uniforms_BL`, float32 in [0, 1); fewer where a sequence has too few candidates or slots. Returns int64 (B, K), K
+    being `num_slots`: positions, ascending, then -1 in unused slots.
     """
     scores_BL = np.array(uniforms_BL, order="C")
     scores_BL[~candidates_BL] = _NO_CANDIDATE
-    # Of floats that are not negative, the bits have the same order, and sort faster.
+    # The bits of floats that are not negative have the same order, and sort faster.
     bits_BL = scores_BL.view(np.int32)
     counts_B = np.minimum(counts_B, num_slots)
     rows_B = np.arange(len(scores_BL))
     last_B = np.sort(bits_BL, axis=1)[rows_B, np.maximum(counts_B - 1, 0)]
     threshold_B = np.where(counts_B > 0, np.minimum(last_B, _NO_CANDIDATE_BITS - 1), -1)
     chosen_BL = bits_BL <= threshold_B[:, None]
-    if (chosen_BL.sum(axis=1) > counts_B).any():  # equal numbers at the threshold: the first of them are chosen
+    if (chosen_BL.sum(axis=1) > counts_B).any():  # of equal numbers at the threshold, the first are chosen
         tied_BL = bits_BL == threshold_B[:, None]
         room_B = counts_B - (chosen_BL & ~tied_BL).sum(axis=1)
         chosen_BL &= ~tied_BL | (tied_BL.cumsum(axis=1) <= room_B[:, None])
@@ -67,30 +68,30 @@ def choose_masked_groups(
     counts_B: np.ndarray,
     num_slots: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws as many distinct positions as `choose_masked_positions`, but in groups of neighbouring words. At most two
-    groups of a sequence are cut, and every candidate of a sequence is equally likely.
+    """Draws as many distinct positions as `choose_masked_positions`, but in groups of neighboring words. At most two
+    groups of a sequence are masked only in part, and every candidate of a sequence is equally likely.
 
-    A group is a run of words: of 1, 2, ... with the probabilities `run_lengths`. A token that is no candidate ([SEP])
-    divides a run into two groups. The first run of a sequence is shortened by a random number of words, so that groups
-    do not depend on where the sequence begins. The groups lie in random order on a ring, and an arc of `counts_B[i]`
-    tokens, which begins at a random token, is masked.
+    A group is a run of words: of 1, 2, ... with the probabilities `run_lengths`. A token that is not a candidate
+    ([SEP]) divides a run into two groups. The first run of a sequence is shortened by a random number of words, so
+    that groups do not depend on where the sequence begins. The groups are arranged in random order on a ring, and an
+    arc of `counts_B[i]` tokens, which begins at a random token, is masked.
 
-    `word_starts_BL` is True where a word begins; `uniforms_BL` give the order of the groups, and `more_BM` their
-    lengths and the arc: M = L + `MORE_UNIFORMS`, all in [0, 1). The result is int64 (B, K), ascending, then -1 in
-    unused slots; and the place where the group of each begins.
+    `word_starts_BL` is True where a word begins. `uniforms_BL` give the order of the groups. `more_BM`, with M = L +
+    `MORE_UNIFORMS`, give their lengths and the arc. All are in [0, 1). Returns the positions, int64 (B, K), ascending,
+    then -1 in unused slots; and for each position, the one where its group begins.
     """
     batch_size, length = candidates_BL.shape
     places_L = np.arange(length)
     phases_B, beginnings_B = more_BM[:, length:].astype(np.float64).T
 
-    opens_BL = candidates_BL.copy()  # what follows a token that is no candidate
+    opens_BL = candidates_BL.copy()  # candidates behind a token that is not one
     opens_BL[:, 1:] &= ~candidates_BL[:, :-1]
     words_BL = opens_BL | (candidates_BL & word_starts_BL)
     numbers_BL = np.maximum(words_BL.cumsum(axis=1) - 1, 0)
     limits = np.cumsum(run_lengths)[:-1]
     runs_BL = 1 + np.searchsorted(limits, more_BM[:, :length], side="right")
     runs_BL[:, 0] = 1 + (phases_B * runs_BL[:, 0]).astype(np.int64)
-    begins_run = np.zeros((batch_size, length + 1), dtype=bool)  # of each word
+    begins_run = np.zeros((batch_size, length + 1), dtype=bool)  # for each word
     np.put_along_axis(begins_run, np.minimum(runs_BL.cumsum(axis=1), length), True, axis=1)
     groups_BL = opens_BL | (words_BL & np.take_along_axis(begins_run, numbers_BL, axis=1))
     starts_BL = np.maximum.accumulate(np.where(groups_BL, places_L, 0), axis=1)
@@ -108,7 +109,7 @@ def choose_masked_groups(
 
 
 def _slots(chosen_BL: np.ndarray, num_slots: int) -> np.ndarray:
-    """The chosen positions (B, K), ascending, then -1."""
+    """Returns the chosen positions (B, K), ascending, then -1."""
     batch_size, length = chosen_BL.shape
     places = np.flatnonzero(chosen_BL)
     numbers_B = chosen_BL.sum(axis=1)
@@ -119,26 +120,26 @@ def _slots(chosen_BL: np.ndarray, num_slots: int) -> np.ndarray:
 
 
 def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) -> MaskedSlots:
-    """The masked slots, from either form of labels: (B, K) with positions; or (B, L) without, as
+    """Returns the masked slots for either form of labels: (B, K) with positions, or (B, L) without, as
     `DataCollatorForLanguageModeling` gives them. Without positions, K is the largest number of masked tokens in a
-    sequence, at least 1, and reading it waits for the device. Raises ValueError for labels of a shape that fits
-    neither."""
+    sequence, at least 1, and the host waits for the device to read it. Raises ValueError for labels of any other
+    shape."""
     name, like = ("input_ids", ids_BL) if positions_BK is None else ("masked_positions", positions_BK)
     if labels.shape != like.shape:
         raise ValueError(f"labels have the shape {tuple(labels.shape)}, but must have that of {name}.")
     if positions_BK is None:
         masked_BL = labels.ne(IGNORED)
         num_slots = max(1, int(masked_BL.sum(dim=1).max()))
-        # Stable, so positions stay ascending; the slots that a sequence does not need follow, with the label IGNORED.
+        # The sort is stable, so positions stay ascending. Unused slots follow, with the label IGNORED.
         order_BL = masked_BL.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
         return MaskedSlots(order_BL[:, :num_slots], labels.gather(1, order_BL[:, :num_slots]))
-    # Unused slots may point anywhere, also outside: point them at the start, where gathering is harmless.
+    # Unused slots may have any position, even one outside. Set it to 0, where gathering is harmless.
     return MaskedSlots(positions_BK.masked_fill(labels.eq(IGNORED), 0), labels)
 
 
 def replace_at(ids_BL: Tensor, slots: MaskedSlots, values_BK: Tensor) -> Tensor:
-    """`ids_BL` with `values_BK` at the used slots. Of two used slots at one position, either may win."""
-    # Unused slots write to an extra column, so that they cannot meet a used one.
+    """Returns `ids_BL` with `values_BK` at the used slots. Of two used slots at one position, either may win."""
+    # Unused slots write to an extra column, so that they cannot overwrite a used one.
     length = ids_BL.shape[1]
     positions = slots.positions.masked_fill(slots.labels.eq(IGNORED), length)
     scratch = torch.cat([ids_BL, ids_BL.new_zeros(len(ids_BL), 1)], dim=1)

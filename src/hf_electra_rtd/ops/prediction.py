@@ -1,12 +1,12 @@
-"""Predicting masked tokens: from hidden states to loss, gradient and sample, in one pass over the logits.
+"""Prediction of masked tokens: from hidden states to loss, gradient and sample, in one pass over the logits.
 
-The logits of N masked tokens over V ids are the largest tensor of a step. They are made a few rows at a time. Each of
-these chunks becomes first the softmax, from which loss, most likely ids and samples are read, and then the gradient,
-which is multiplied into those of the hidden states and the output layer at once. Nothing of N x V numbers outlives the
-forward pass, and the backward pass only scales.
+The logits of N masked tokens over V ids would be the largest tensor of a step, so they are computed a few rows at a
+time. Each chunk of logits is turned into the softmax, which gives loss, most likely ids and samples, and then into the
+gradient of the logits, from which those of the hidden states and the output layer are computed at once. No tensor of N
+x V numbers outlives the forward pass, and the backward pass only scales the gradients.
 
-Shape suffixes: M = any leading shape of masked tokens, N their number, E width of the hidden states, V ids, R rows of
-a chunk.
+Shape suffixes: M any leading shape of masked tokens, N their number, E width of the hidden states, V ids, R rows of a
+chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hf_electra_rtd.ops.masking import IGNORED
 from hf_electra_rtd.ops.sampling import most_likely, sample_tokens, sample_weights
 
 
-# Logits at a time: what the last-level cache of a CPU holds (10 MB), and on a GPU what leaves room (0.5 GB).
+# Logits per chunk: on a CPU what the last-level cache holds (10 MB), on a GPU what leaves room (0.5 GB).
 _CPU_CHUNK = 2_500_000
 _CHUNK = 2**27
 
@@ -32,7 +32,7 @@ _CHUNK = 2**27
 class LossSum(NamedTuple):
     """Losses of items (tokens), and how many items count, so that several batches can be combined exactly."""
 
-    total: Tensor  # scalar; the sum of the losses. It alone has a gradient
+    total: Tensor  # scalar; the sum of the losses, and the only field with a gradient
     losses: Tensor  # any shape; 0 where an item does not count
     num_items: Tensor  # scalar
 
@@ -42,15 +42,15 @@ class LossSum(NamedTuple):
 
 
 class MaskedPrediction(NamedTuple):
-    """What a masked language model, or another generator, says of masked tokens."""
+    """The predictions of a masked language model, or of another generator, for masked tokens."""
 
     loss: LossSum  # -log softmax at the labels, 0 where the label is `IGNORED`
     predictions: Tensor  # (...) int64, the most likely ids
     sampled: Tensor | None = None  # (...) int64, drawn ids; None where no uniforms were given
-    logits: Tensor | None = None  # (..., V), where they were asked for
+    logits: Tensor | None = None  # (..., V); None unless they were asked for
     log_normalizers: Tensor | None = None  # (...), log of the sum of the exponentials of all logits
-    # Of a generator that sees no token but reckons with all: from ids (B, L), their log-probabilities (B, L), without
-    # gradient.
+    # Only from a generator that gives the probability of every token without seeing it: a function from ids (B, L) to
+    # their log-probabilities (B, L), without gradient.
     log_prob_of: Callable[[Tensor], Tensor] | None = None
 
 
@@ -67,7 +67,7 @@ class Sampling(NamedTuple):
         return self.temperature == 1.0 and not self.disallow_correct
 
     def draw(self, logits: Tensor, labels: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Ids, int64 (R,), from the logits (R, V) and labels (R,) of some rows."""
+        """Draws ids, int64 (R,), from the logits (R, V) and labels (R,) of some rows."""
         forbidden = labels if self.disallow_correct else None
         return sample_tokens(logits, self.uniforms[rows], self.temperature, forbidden)
 
@@ -80,12 +80,12 @@ def predict_masked(
     sampling: Sampling | None = None,
     max_logits: int | None = None,
 ) -> MaskedPrediction:
-    """Loss, most likely ids and samples of softmax(hidden weight^T + bias).
+    """Returns loss, most likely ids and samples of softmax(hidden weight^T + bias).
 
-    Matrix products are in autocast's dtype where it is on; everything else is in float32 (float64 for float64 inputs),
-    the sums of the gradients over chunks too. (With float16, probabilities below 6e-8 drop out of the gradient: they
-    meet its dtype before the loss is scaled.) `labels_M` are int64, original ids or `IGNORED`; uniforms are (M, 2).
-    `max_logits`: how many at a time; by default as suits the device.
+    Matrix products are in autocast's dtype where autocast is on. Everything else is in float32 (float64 for float64
+    inputs), including the sums of the gradients over chunks. With float16, probabilities below 6e-8 are lost from the
+    gradient, because it is cast before the loss is scaled. `labels_M` are int64, original ids or `IGNORED`; uniforms
+    are (M, 2). `max_logits` is the number of logits per chunk, by default one that suits the device.
     """
     device_type = hidden_ME.device.type
     autocast = torch.is_autocast_enabled(device_type)
@@ -95,7 +95,7 @@ def predict_masked(
     num_rows = max(1, max_logits // len(weight_VE))
     if sampling is not None:
         sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, -2))
-    grad = torch.is_grad_enabled()  # which the forward pass of a Function does not see
+    grad = torch.is_grad_enabled()  # the forward pass of a Function cannot see it
     total, losses_N, predictions_N, sampled_N, log_normalizers_N = _Predict.apply(
         *(hidden_ME.flatten(0, -2), weight_VE, bias_V, labels_M.flatten()), sampling, num_rows, product_dtype, grad
     )
@@ -108,15 +108,15 @@ def predict_masked(
 
 
 def best_and_lead(logits_BLV: Tensor, ids_BL: Tensor) -> Tensor:
-    """Of each place the most likely token, and by how much its logit is above that of the token that is there: (B, L,
-    2), float32. Small enough to be kept of all tokens of a test set."""
+    """Returns, for each position, the most likely token and by how much its logit exceeds that of the token that is
+    there: (B, L, 2), float32. This is small enough to be kept for all tokens of a test set."""
     best = logits_BLV.float().max(dim=-1)
     own_BL = logits_BLV.gather(-1, ids_BL[..., None])[..., 0].float()
     return torch.stack([best.indices.float(), best.values - own_BL], dim=-1)
 
 
 def predict_from_logits(logits_MV: Tensor, labels_M: Tensor, sampling: Sampling | None = None) -> MaskedPrediction:
-    """`predict_masked`, where the logits are all there: for an output layer that is more than a product."""
+    """Returns the same as `predict_masked`, from all logits: for an output layer that is not just a matrix product."""
     logits_MV = logits_MV if logits_MV.dtype.itemsize >= 4 else logits_MV.float()
     losses_N = F.cross_entropy(logits_MV.flatten(0, -2), labels_M.flatten(), ignore_index=IGNORED, reduction="none")
     known = logits_MV.detach()
@@ -165,7 +165,8 @@ class _Predict(torch.autograd.Function):
                 if sampling is not None and sampling.from_softmax:
                     sampled_N[rows] = sample_weights(softmax_RV, sampling.uniforms[rows])
                 if any(each is not None for each in sums):
-                    # Of the losses with respect to the logits: softmax minus one at the label, in its memory.
+                    # The gradient of the losses with respect to the logits is the softmax minus one at the label. It
+                    # takes the memory of the softmax.
                     used_R1 = labels_R.ne(IGNORED)[:, None].to(dtype)
                     softmax_RV *= used_R1
                     gradient_RV = softmax_RV.scatter_add_(1, labels_R.clamp(min=0)[:, None], -used_R1)
@@ -186,15 +187,15 @@ class _Predict(torch.autograd.Function):
 
 
 def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Softmax, in the memory of the logits where their dtype allows; losses; most likely ids; logarithms of what the
-    softmax divides by."""
+    """Returns the softmax, in the memory of the logits where their dtype allows; the losses; the most likely ids; and
+    the logarithms of the denominators of the softmax."""
     used_R = labels_R.ne(IGNORED)
     of_label_R = _at(logits_RV, labels_R.clamp(min=0)).to(dtype)
     predictions_R = most_likely(logits_RV)
     of_best_R = _at(logits_RV, predictions_R).to(dtype)
     out = {"out": logits_RV} if logits_RV.dtype == dtype else {"dtype": dtype}
     softmax_RV = torch.softmax(logits_RV, dim=-1, **out)
-    # The softmax of the most likely id, at least 1 / V, has a logarithm.
+    # The softmax of the most likely id is at least 1 / V, so its logarithm is finite.
     log_best_R = _at(softmax_RV, predictions_R).log()
     losses_R = of_best_R - of_label_R - log_best_R
     return softmax_RV, losses_R.where(used_R, 0.0), predictions_R, of_best_R - log_best_R
@@ -203,7 +204,7 @@ def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Te
 def _add_gradients(
     sums: list[Tensor | None], rows: slice, gradient_RV: Tensor, hidden_RE: Tensor, weight_VE: Tensor
 ) -> None:
-    """Adds those of a chunk to the gradients of hidden states, weight and bias, as far as they are asked for."""
+    """Adds the gradients of a chunk to those of hidden states, weight and bias, as far as these are needed."""
     for_hidden, for_weight, for_bias = sums
     if for_hidden is not None:
         for_hidden[rows] = gradient_RV @ weight_VE

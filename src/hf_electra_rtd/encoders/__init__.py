@@ -1,1 +1,1 @@
-"""What differs between families of encoders, made alike."""
+"""One interface for all families of encoders."""

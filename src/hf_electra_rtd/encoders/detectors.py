@@ -1,6 +1,6 @@
-"""Discriminators as stock models: one logit a token in ELECTRA's own class; for other families, token classification
-with the labels `original` and `replaced`. The logit is the difference of theirs, and the binary cross-entropy of it is
-the cross-entropy over both, exactly."""
+"""Discriminators as stock models. ELECTRA's own class gives one logit per token. Other families have a model for token
+classification with the labels `original` and `replaced`: the difference of their two logits is the logit, and its
+binary cross-entropy is exactly the cross-entropy over both labels."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from transformers import ElectraForPreTraining, ElectraForTokenClassification, P
 logger = logging.getLogger(__name__)
 
 LABELS = {0: "original", 1: "replaced"}
-# Of the constant that makes a LayerNorm linear in the logit, see `with_two_labels`. The logit comes out smaller by a
-# share of z^2 / 2 c^2: 5e-8 for z = 10.
+# The constant c that makes a LayerNorm linear in the logit z, see `with_two_labels`. The logit comes out smaller by a
+# share of z^2 / (2 c^2): 5e-8 for z = 10.
 _CONSTANT = 2.0**15
 
 
 def detection_logits(tower: Any, **inputs: Tensor | None) -> Tensor:
-    """The logits (B, L) of a discriminator of either kind, positive where a token was replaced."""
+    """Returns the logits (B, L) of a discriminator of either kind, positive where a token was replaced."""
     logits: Tensor = tower(**inputs).logits
     return logits if logits.dim() == 2 else logits[..., 1] - logits[..., 0]
 
 
 def label(config: Any) -> None:
-    """Sets the labels of a configuration of two labels."""
+    """Sets the labels `original` and `replaced` in a configuration."""
     config.id2label = dict(LABELS)
     config.label2id = {name: index for index, name in LABELS.items()}
 
@@ -40,7 +40,7 @@ def is_labelled(config: Any) -> bool:
 
 
 def without_head(tower: PreTrainedModel) -> Any:
-    """The encoder of a discriminator, with a configuration of its own that names no labels."""
+    """Returns the encoder of a discriminator, with a configuration of its own that has the default labels."""
     encoder: Any = copy.copy(tower.base_model)
     encoder.config = copy.deepcopy(encoder.config)
     encoder.config.id2label = {0: "LABEL_0", 1: "LABEL_1"}
@@ -49,7 +49,7 @@ def without_head(tower: PreTrainedModel) -> Any:
 
 
 def without_head_dropout(tower: nn.Module) -> None:
-    """Turns off the dropout before the layer that classifies: ELECTRA's own head has none."""
+    """Turns off the dropout before the classifying layer, since ELECTRA's own head has none."""
     for child in tower.children():
         if isinstance(child, nn.Dropout):
             child.p = 0.0
@@ -57,17 +57,17 @@ def without_head_dropout(tower: nn.Module) -> None:
 
 @torch.no_grad()
 def with_two_labels(tower: ElectraForPreTraining) -> ElectraForTokenClassification | None:
-    """ELECTRA's discriminator as an `ElectraForTokenClassification`. None, with a log entry, where its feed-forward
-    layers are too narrow, or its activation is not one with  f(x) - f(-x) = x.
+    """Returns ELECTRA's discriminator as an `ElectraForTokenClassification`. Returns None, with a warning, if its
+    layers are too narrow or its activation f does not have the property  f(x) - f(-x) = x.
 
-    The stock class has a single linear layer on the encoder, ELECTRA's head a dense layer, an activation and one
-    output. So there is one layer more, which computes that head. Its attention gives nothing. With n the normalized
-    states before the last scale g and shift b, its feed-forward part computes
+    The stock class has a single linear layer on the encoder; ELECTRA's head is a dense layer, an activation and one
+    output. So the model gets one more encoder layer, which computes that head. The attention of this layer adds
+    nothing. With n the normalized states before the last scale g and shift b, its feed-forward part computes
 
         z = v . f(W (g n + b) + d) + e        -n = -(f(n) - f(-n))
 
-    and so takes the residual away. What its LayerNorm reads is c, -c, z, -z and zeros, whose variance is 2 (c^2 + z^2)
-    / H: for a large c a constant, and the difference of the two places of z is z times a constant.
+    where -n cancels the residual. Its LayerNorm then reads c, -c, z, -z and zeros, whose variance is 2 (c^2 + z^2) /
+    H. For a large c this is a constant, so that the difference of the outputs for z and -z is z times a constant.
     """
     config = copy.deepcopy(tower.config)
     head = tower.discriminator_predictions
@@ -82,7 +82,7 @@ def with_two_labels(tower: ElectraForPreTraining) -> ElectraForTokenClassificati
         return None
     config.num_hidden_layers += 1
     label(config)
-    with torch.random.fork_rng(devices=[]):  # an export during a run must not change what the run draws
+    with torch.random.fork_rng(devices=[]):  # an export must not change the random numbers of the run
         model = ElectraForTokenClassification(config)
     nn.Module.to(model, device=tower.device, dtype=tower.dtype)
     model.load_state_dict(tower.state_dict(), strict=False)

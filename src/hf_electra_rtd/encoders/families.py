@@ -1,4 +1,4 @@
-"""What differs between families of encoders: one row for each. No other module of the core names their attributes."""
+"""The differences between families of encoders, one row for each. No other core module names their attributes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hf_electra_rtd.ops.devices import on_cpu
 
 
 class OutputLayer(NamedTuple):
-    """A linear layer of two tensors that lie in different modules."""
+    """A linear layer whose weight and bias lie in different modules."""
 
     weight: Tensor  # (V, E)
     bias: Tensor  # (V,)
@@ -39,15 +39,19 @@ class OutputLayer(NamedTuple):
 class Family:
     """A family of encoders."""
 
-    transform: Callable[[Any, Tensor], Tensor]  # of a masked LM: hidden states (..., H) to what its output layer reads
+    # of a masked LM: from hidden states (..., H) to the input of its output layer
+    transform: Callable[[Any, Tensor], Tensor]
     output_layer: Callable[[Any], Any] = lambda model: model.get_output_embeddings()  # of a masked LM
     first_position: Callable[[Any], int] = lambda config: 0  # of a configuration: the position id of the first token
-    has_positions: Callable[[Any], bool] = lambda config: True  # likewise: whether it has a table of positions
-    # Stock model with one logit a token, positive where it was replaced; else the one for token classification.
+    # of a configuration: whether it has a table of positions
+    has_positions: Callable[[Any], bool] = lambda config: True
+    # The stock model with one logit per token, positive where it was replaced; None means the one for token
+    # classification.
     detector: type[PreTrainedModel] | None = None
-    # Whether the documents of a sequence can be kept apart: tokens mix in attention alone, which takes masks of pairs.
+    # Whether the documents of a sequence can be kept apart. Tokens must mix only in attention, which must take masks
+    # of pairs.
     document_attention: bool = False
-    # Whether it makes a mask of ones where none is given, once it has read whether there may be padding.
+    # Whether the encoder, where no mask is given, reads the ids for padding and then makes a mask of ones.
     makes_mask: bool = False
     resize: Callable[..., Any] = lambda model, *sizes: model.resize_token_embeddings(*sizes)  # see `resize_vocabulary`
     layers: tuple[str, ...] = ()  # classes that stay in one piece when a model is sharded; by default the stock ones
@@ -66,8 +70,9 @@ def _deberta_transform(model: Any, hidden: Tensor) -> Tensor:
 
 
 def _deberta_output(model: Any) -> Any:
-    """`legacy=False`, as in the released generators of DeBERTaV3: the word table, and a bias in the head."""
-    if getattr(model, "legacy", True):  # also models without such a head
+    """Returns the output layer. With `legacy=False`, as in the released generators of DeBERTaV3, it is the word table
+    with a bias of the head."""
+    if getattr(model, "legacy", True):  # models without such a head have no `legacy`
         return model.get_output_embeddings()
     return OutputLayer(model.get_input_embeddings().weight, model.lm_predictions.lm_head.bias)
 
@@ -114,11 +119,11 @@ FAMILIES: dict[str, Family] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
-# Others work, too: their masked language models compute the logits of all tokens, which is right, and slow.
+# Other families work, too, but slowly: their masked language models compute the logits of all tokens.
 _OTHER = Family(transform=cast(Any, None))
 
 
-# Every dropout of an encoder, without those of heads.
+# The names of all dropout rates of encoders, without those of heads.
 DROPOUTS = (
     # BERT and most others
     "hidden_dropout_prob",
@@ -138,7 +143,7 @@ def masked_lm_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def detector_class(model_type: str) -> type[PreTrainedModel] | None:
-    """The stock model that tells replaced tokens (`hf_electra_rtd.encoders.detectors`); None where there is none."""
+    """The stock model that detects replaced tokens (`hf_electra_rtd.encoders.detectors`); None where there is none."""
     return FAMILIES.get(model_type, _OTHER).detector or token_classifier_class(model_type)
 
 
@@ -150,14 +155,14 @@ def token_classifier_class(model_type: str) -> type[PreTrainedModel] | None:
 def _stock_class(mapping: Any, model_type: str) -> Any:
     if model_type not in CONFIG_MAPPING:
         return None
-    config_class: Any = CONFIG_MAPPING[model_type]  # `get` does not import it
+    config_class: Any = CONFIG_MAPPING[model_type]  # the mapping's `get` would not import the class
     if getattr(config_class, "is_encoder_decoder", False):
         return None  # it predicts by a decoder
     return mapping.get(config_class, None)
 
 
 def refuse_other_networks(config: Any) -> None:
-    """Raises ValueError for a configuration that is not of an encoder that predicts masked tokens."""
+    """Raises ValueError for a configuration that is not that of an encoder with a head for masked tokens."""
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", feed_forward_name(config))
     if masked_lm_class(config.model_type) is None or not all(hasattr(config, name) for name in sizes):
         known = ", ".join(FAMILIES)
@@ -165,25 +170,25 @@ def refuse_other_networks(config: Any) -> None:
 
 
 def output_layer(tower: Any) -> Any:
-    """The layer of a masked language model that gives the logits; with its `weight` (V, E) and `bias`."""
+    """Returns the layer of a masked language model that computes the logits, with its `weight` (V, E) and `bias`."""
     return _row(tower.config).output_layer(tower)
 
 
 def unsplit_layers(tower: Any) -> tuple[str, ...]:
-    """Names of the classes of layers that stay in one piece when a model is sharded. Not embeddings, whose tensors
-    several modules share."""
+    """Returns the class names of the layers that stay in one piece when a model is sharded. Embeddings are left out,
+    because several modules share their tensors."""
     stock = (name for name in tower._no_split_modules or () if not name.endswith("Embeddings"))
     return _row(tower.config).layers or tuple(sorted(stock))
 
 
 def resize_vocabulary(tower: Any, *sizes: Any) -> None:
-    """`resize_token_embeddings` of a tower, with the same arguments, for every family."""
+    """Calls `resize_token_embeddings` of a tower with these arguments, in the way that its family needs."""
     _row(tower.config).resize(tower, *sizes)
 
 
 def choose_head(model: Any, unread: Iterable[str], config: Any) -> bool:
-    """Sets `legacy` in `config`, which the masked language model was loaded with, by the tensors that it did not read.
-    Released weights of DeBERTa have the head of `legacy=False`, and their configurations do not say so. Returns
+    """Sets `legacy=False` in `config`, with which a masked language model was loaded, if the tensors that it did not
+    read belong to that head. Released weights of DeBERTa have it, although their configurations do not say so. Returns
     whether the model must be loaded again."""
     if not getattr(model, "legacy", False) or "lm_predictions.lm_head.bias" not in unread:
         return False
@@ -197,7 +202,7 @@ def _row(config: Any) -> Family:
 
 # ---- Inputs ----
 
-# Of each kind of layers, what a token sees: a function of the indices of pairs of tokens.
+# For each kind of layers, which tokens a token sees: a function of the indices of pairs of tokens.
 _SEEN: dict[str, Callable[[Any], Any]] = {
     "full_attention": lambda config: bidirectional_mask_function,
     "sliding_attention": lambda config: sliding_window_bidirectional_mask_function(config.sliding_window),
@@ -205,10 +210,14 @@ _SEEN: dict[str, Callable[[Any], Any]] = {
 
 
 def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    """What an encoder with this configuration is called with: no token types where its table has one or none, position
-    ids where it would count them from the ids, in which a [PAD] may stand for a word, and for `document_ids` masks, or
-    the lengths of `document_offsets`. So that a GPU is not waited for, there is a mask where the encoder would read
-    whether it needs one, and on a GPU padding is masked here: the encoder would read whether there is any."""
+    """Returns the arguments with which an encoder of this configuration is called.
+
+    Token types are left out where their table has fewer than two rows. Position ids are added where the encoder would
+    count them from the ids, in which a [PAD] may stand for a word. `document_ids` become masks or, for flash
+    attention, the lengths in `document_offsets`. Two masks keep the host from waiting for a GPU: a mask of ones where
+    the encoder would read the ids for padding, and on a GPU the mask of pairs for padding, as the encoder would read
+    whether there is any.
+    """
     kept: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
@@ -231,7 +240,7 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Any
 
 
 def mixes_by_attention(config: Any) -> bool:
-    """Whether it is known that tokens mix in attention alone, so that padding changes nothing."""
+    """Whether tokens are known to mix only in attention, so that padding changes nothing."""
     return _row(config).document_attention
 
 
@@ -246,7 +255,7 @@ def check_document_attention(config: Any) -> None:
 
 
 def _takes_lengths(config: Any) -> bool:
-    """Whether attention is a flash kernel, of whatever package: these take lengths, and no mask of pairs."""
+    """Whether attention is a flash kernel of any package. These take lengths instead of a mask of pairs."""
     return ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation) is flash_attention_mask
 
 
@@ -257,8 +266,8 @@ def _takes_masks(config: Any) -> bool:
 
 
 def _document_lengths(documents_BL: Tensor, offsets: Tensor | None) -> dict[str, Any]:
-    """What a flash kernel reads of a batch whose rows lie behind each other. The largest length is the one that a
-    document may have: to know the one that is there, the host would wait for the device."""
+    """Returns the arguments of a flash kernel for a batch whose rows lie behind each other. The largest length is the
+    one that a document may have: to read the actual one, the host would wait for the device."""
     if offsets is None:
         raise ValueError("document_ids with flash attention need document_offsets: take those of DataCollatorForRTD.")
     length = documents_BL.shape[1]
@@ -266,8 +275,8 @@ def _document_lengths(documents_BL: Tensor, offsets: Tensor | None) -> dict[str,
 
 
 def _pair_masks(config: Any, documents_BL: Tensor | None, real_BL: Tensor | None) -> Any:
-    """The mask (B, 1, L, L) with which a token sees the real tokens (of its document); for an encoder with several
-    kinds of layers, one for each. `create_bidirectional_mask` gives the same, much slower."""
+    """Returns the mask (B, 1, L, L) by which a token sees the real tokens (of its document); for an encoder with
+    several kinds of layers, a mask for each kind. `create_bidirectional_mask` gives the same, but much more slowly."""
     given: Any = real_BL if documents_BL is None else documents_BL
     batch_size, length = given.shape
     kinds = getattr(config, "layer_types", None)
@@ -296,8 +305,8 @@ def max_length(config: Any) -> int:
 
 
 def size_of(config: Any, name: str) -> Any:
-    """A size of a configuration by its name in `ElectraConfig`; None where the family has no such size. Embeddings
-    without a width of their own are as wide as the layers."""
+    """Returns a size of a configuration by its name in `ElectraConfig`; None where the family has no such size.
+    Embeddings without a width of their own are as wide as the layers."""
     if name == "embedding_size":
         return getattr(config, name, config.hidden_size)
     if name == "max_position_embeddings" and not _row(config).has_positions(config):
@@ -325,8 +334,8 @@ def look_up_tables(encoder: Any) -> tuple[str, ...]:
 
 
 def embedding_parameters(encoder: Any) -> tuple[str, ...]:
-    """The names of the parameters of the embedding block. Where it ends with a projection to the width of the layers
-    (DeBERTa's `embed_proj`), only its tables, which come before."""
+    """The names of the parameters of the embedding block. Where the block ends with a projection to the width of the
+    layers (DeBERTa's `embed_proj`), only those of its tables, which come before the projection."""
     block = word_table(encoder).rpartition(".")[0]
     module = encoder.get_submodule(block)
     tables = {name for name, each in module.named_modules() if isinstance(each, nn.Embedding)}

@@ -1,8 +1,8 @@
-"""Torch's attention, exchanged for products of matrices where these are faster and mean the same.
+"""Attention by matrix products, in place of torch's fused kernel where products are faster and give the same.
 
-On a CPU in bfloat16, the backward pass of torch's fused kernel takes four times as long as products of matrices for
-128 tokens, and as long for 512. So a pair that trains there on full sequences without dropout uses products. In all
-other cases the exchanged attention is the stock one.
+On a CPU in bfloat16, the backward pass of the fused kernel takes four times as long as matrix products for 128 tokens,
+and equally long for 512. So a pair that trains there on full sequences without dropout uses matrix products. In all
+other cases the attention is the stock one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_electra_rtd.ops.devices import on_cpu
 
 
-# Takes the place of "sdpa", also where a loader is asked for it; any other back-end stays. The pair's
-# `set_attn_implementation` afterwards has the last word.
+# Replaces "sdpa", also where a loader is asked for it; any other implementation stays. A later call of the pair's
+# `set_attn_implementation` overrides it.
 ATTENTION = "sdpa_for_cpu"
-_SHORT = 256  # tokens up to which products of matrices are faster than a fused kernel (benchmarks/LOG.md)
+_SHORT = 256  # tokens up to which matrix products are faster than a fused kernel (benchmarks/LOG.md)
 
 
 def exchange_attention(tower: PreTrainedModel) -> None:
-    """Exchanges the attention of a tower where it is torch's own (`"sdpa"`)."""
+    """Replaces the attention of a tower where it is torch's own (`"sdpa"`)."""
     if tower.config._attn_implementation == "sdpa":
         tower.set_attn_implementation(ATTENTION)
 
@@ -40,7 +40,8 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`transformers`' "sdpa", or products of matrices: (B, H, L, D) each, to (B, L, H, D)."""
+    """Computes attention by matrix products or by `transformers`' "sdpa". `query`, `key` and `value` are (B, H, L, D),
+    the result is (B, L, H, D)."""
     if _is_faster_by_products(query, key, attention_mask, dropout):
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         weights_BHLL = torch.softmax((query * factor) @ key.mT, dim=-1)

@@ -10,9 +10,9 @@ from transformers.utils import ModelOutput
 
 @dataclass
 class HeadOutput(ModelOutput):
-    """What a graph gives, or a head that is not a stock one: those outputs that it has."""
+    """The outputs of an exported graph, or of a head that is not a stock one. Those that it does not have are None."""
 
-    logits: Tensor | None = None  # of correction: of the right tokens (B, L, V), or (B, L, 2) by `ops.best_and_lead`
+    logits: Tensor | None = None  # of correction: (B, L, V) for the right tokens, or (B, L, 2) by `ops.best_and_lead`
     start_logits: Tensor | None = None  # (B, L)
     end_logits: Tensor | None = None  # (B, L)
     detection_logits: Tensor | None = None  # (B, L), positive for wrong tokens

@@ -1,6 +1,6 @@
-"""A yardstick for the discriminator that is counted in a training text.
+"""A baseline for the discriminator: a bigram model that is counted on a training text.
 
-A discriminator with a lower AUC than the bigram does not read more than pairs of words yet.
+A discriminator with a lower AUC than the bigram has not learned more than pairs of words yet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hf_electra_rtd.ops import IGNORED
 from hf_electra_rtd.pair.measures import Measure, Observation, exact_auc
 
 
-_MOST_TOKENS = 2**24  # that are counted, of sequences from all over the file
-_DISCOUNT = 0.75  # of Kneser-Ney smoothing, as usual
+_MOST_TOKENS = 2**24  # tokens that are counted at most, in sequences from all over the file
+_DISCOUNT = 0.75  # the usual value of Kneser-Ney smoothing
 
 
 class CountedBigram(Measure):
@@ -35,7 +35,7 @@ class CountedBigram(Measure):
     def __init__(self, sequences: Blocks, vocab_size: int, masked_only: bool = False) -> None:
         header = sequences.header
         self.masked_only = masked_only
-        self._vocab_size = max(header.vocab_size, vocab_size)  # that of a model may be padded
+        self._vocab_size = max(header.vocab_size, vocab_size)  # a model's vocabulary may be padded
         step = max(1, header.num_tokens // _MOST_TOKENS)
         pairs = [np.empty(0, dtype=np.int64)]
         for first in range(0, len(sequences), 4096 * step):
@@ -45,19 +45,20 @@ class CountedBigram(Measure):
             pairs.append((ids_BL[:, :-1] * self._vocab_size + ids_BL[:, 1:])[inside_BL])
         self._pairs, self._counts = np.unique(np.concatenate(pairs), return_counts=True)
         firsts, seconds = np.divmod(self._pairs, self._vocab_size)
-        self._of_first = np.bincount(firsts, self._counts, self._vocab_size)  # how often pairs begin with a token
+        self._of_first = np.bincount(firsts, self._counts, self._vocab_size)  # how many pairs begin with each token
         kinds_of_first = np.bincount(firsts, minlength=self._vocab_size)
         # The weight of the lower order.
         self._rest = np.where(kinds_of_first > 0, _DISCOUNT * kinds_of_first / np.maximum(self._of_first, 1), 1.0)
         kinds_of_second = np.bincount(seconds, minlength=self._vocab_size)
-        # No token has none. The lower order of the bigram is the share of the kinds of pairs that end in a token.
+        # The lower order of the bigram: the share of distinct pairs that end in a token, plus one so that none is
+        # zero.
         self._ends = (kinds_of_second + 1) / (len(self._pairs) + self._vocab_size)
         counts = np.bincount(seconds, self._counts, self._vocab_size) + 1
-        # Of each token in the text, float64 (V,), as if it stood there once more.
+        # The share of each token in the text, float64 (V,), as if it occurred once more.
         self.shares = counts / counts.sum()
 
     def probabilities(self, firsts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-        """p(second | first), of ids in arrays of one shape."""
+        """Returns p(second | first) for two arrays of ids of one shape."""
         codes = firsts.astype(np.int64) * self._vocab_size + seconds
         places = np.minimum(np.searchsorted(self._pairs, codes), len(self._pairs) - 1)
         counts = np.where(self._pairs[places] == codes, self._counts[places], 0)
@@ -65,8 +66,8 @@ class CountedBigram(Measure):
         return np.maximum(counts - _DISCOUNT, 0) / total + self._rest[firsts] * self._ends[seconds]
 
     def scores(self, ids_BL: np.ndarray, real_BL: np.ndarray) -> np.ndarray:
-        """The higher, the likelier it is that a token was replaced: float64 (B, L). Padding, which `real_BL` leaves
-        out, tells nothing."""
+        """Returns scores, float64 (B, L): the higher, the likelier it is that a token was replaced. Padding, where
+        `real_BL` is False, contributes nothing."""
         gains = np.log(self.probabilities(ids_BL[:, :-1], ids_BL[:, 1:]) / self.shares[ids_BL[:, 1:]])
         gains = gains * real_BL[:, 1:]
         return -np.pad(gains, ((0, 0), (1, 0))) - np.pad(gains, ((0, 0), (0, 1)))

@@ -1,4 +1,4 @@
-"""Configuration of the joint model: two towers and how they play together."""
+"""Configuration of the joint model: two towers and how they work together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from hf_electra_rtd.encoders.families import (
 class ObjectiveTraits:
     """Properties of an objective."""
 
-    predicts: str  # by the discriminator: `"replaced"` tokens, the `"masked"` tokens, or `"all"` tokens
-    weight: float  # of its loss: λ = 50 for detection (paper, Table 6; Code `disc_weight`), else 1
+    predicts: str  # what the discriminator predicts: `"replaced"`, `"masked"` or `"all"` tokens
+    weight: float  # of the discriminator's loss: λ = 50 for detection (paper, Table 6; Code `disc_weight`), else 1
     has_generator: bool = True  # whether masked tokens are replaced by samples
-    # Whether it learns from the probability of every token under the generator, and from the mask probability.
+    # Whether the loss needs the probability of every token under the generator, and the mask probability.
     needs_noise: bool = False
 
 
-# The names in `objectives`, `sharing` and `generators`; `ElectraRTDConfig.check` decides which of them go together.
+# The names of the objectives, modes of sharing and generators. `ElectraRTDConfig.check` decides which go together.
 OBJECTIVE_TRAITS = {
     "rtd": ObjectiveTraits("replaced", 50.0),
     "rtd_masked_only": ObjectiveTraits("replaced", 50.0),
@@ -42,7 +42,7 @@ OBJECTIVE_TRAITS = {
     "mlm": ObjectiveTraits("masked", 1.0, has_generator=False),
     "electric": ObjectiveTraits("replaced", 50.0, needs_noise=True),
 }
-# Each mode of sharing: sizes that both towers must have in common for the tensors to be one.
+# For each mode of sharing, the sizes that must be equal in both towers so that they can share tensors.
 _EMBEDDING_SIZES = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size")
 _ENCODER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act")
 SHARED_SIZES: dict[str, tuple[str, ...]] = {
@@ -53,14 +53,14 @@ SHARED_SIZES: dict[str, tuple[str, ...]] = {
     "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
 }
 GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower")
-# The kinds that have a network of ours: how many encoders. With one it is a stock model, which is exported; with two
-# it gives the probability of every token without having seen it.
+# How many encoders each kind of generator has, for kinds with a network. With one encoder, it is a stock model, which
+# is exported; with two, it gives the probability of every token without having seen the token.
 GENERATOR_ENCODERS = {"masked_lm": 1, "two_tower": 2}
 
-# Options that a configuration without a generator, or without a network for it, must leave at their defaults.
+# Options that must keep their defaults where there is no generator network, and where there is no generator.
 _OF_NETWORK = ("sharing", "temperature", "freeze_generator")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
-# All by which flags say how the networks work together, and that a resumed run has in common with its checkpoint.
+# All options that say how the networks work together. A resumed run has them in common with its checkpoint.
 OPTIONS = ("objective", *_OF_NETWORK, *_OF_GENERATOR, "discriminator_weight")
 # The options that take names, and the names.
 _NAMES: dict[str, Iterable[str]] = {
@@ -69,9 +69,9 @@ _NAMES: dict[str, Iterable[str]] = {
     "generator": GENERATOR_NAMES,
 }
 
-# What does not go together, by the names of fields.
+# Which options do not go together, by the names of fields.
 _DETECTING = tuple(f"objective={name}" for name, traits in OBJECTIVE_TRAITS.items() if traits.predicts == "replaced")
-# By these, samples are not of the generator's softmax as it is.
+# With these options, samples are not drawn from the generator's softmax as it is.
 _ALTERS_DRAWS = ("temperature", "disallow_correct")
 RULES = (
     Rule(
@@ -102,18 +102,19 @@ INTERVALS = {
     "mask_probability": "(0, 1)",
     "keep_probability": "[0, 1]",
 }
-# The families of both towers that an option is for. Some need to know where a family keeps its positions, or what its
-# output layer reads.
+# The families that an option supports in both towers. Some options need to know where a family keeps its positions, or
+# what its output layer reads.
 _FAMILIES: dict[tuple[str, str], Iterable[str]] = {
     ("sharing", "gdes"): FAMILIES,
     ("objective", "all_tokens_mlm"): FAMILIES,
     ("generator", "two_tower"): ("electra",),
 }
 
-# Would leak the local path of a tower, or the attention chosen on another machine, into the saved configuration.
+# Fields that would leak the local path of a tower, or the attention chosen on another machine, into the saved
+# configuration.
 _NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
-# What `PreTrainedConfig` accepts or writes besides its declared fields; the Trainer of transformers 5.17 writes the
-# tokenizer's special ids too.
+# Keys that `PreTrainedConfig` accepts or writes besides its declared fields. The Trainer of transformers 5.17 also
+# writes the tokenizer's special ids.
 _FRAMEWORK_KEYS = (
     *_NOT_COPIED,
     "_commit_hash",
@@ -135,13 +136,15 @@ def derive_generator_config(
     hidden_size_fraction: float | None = None,
     layers_fraction: float | None = None,
 ) -> Any:
-    """The generator's configuration, with width and depth as fractions of the discriminator's.
+    """Returns the generator's configuration, with width and depth as fractions of the discriminator's.
 
-    google-research/electra run_pretraining.py, `get_generator_config`: hidden size and number of layers are rounded
-    fractions (by default a quarter, and all), the feed-forward size is 4 times the hidden size, and there is one
-    attention head per 64 units. In other families, the feed-forward size and the number of heads are the same fraction
-    as the width. They share embeddings only with a generator of the same width, so by default theirs has half of the
-    layers, as DeBERTaV3 (arXiv 2111.09543). The rest is copied. Raises ValueError for what cannot be built.
+    For ELECTRA, it is that of google-research/electra run_pretraining.py, `get_generator_config`: the hidden size and
+    the number of layers are rounded fractions (by default a quarter, and all), the feed-forward size is 4 times the
+    hidden size, and there is one attention head per 64 units. In other families, the feed-forward size and the number
+    of heads are the same fraction as the width. These families share embeddings only with a generator of the same
+    width, so by default their generator has the full width and half of the layers, as in DeBERTaV3 (arXiv 2111.09543).
+    All other fields are copied. Raises ValueError for sizes that cannot be built or are larger than the
+    discriminator's.
     """
     config = discriminator_config
     inner_name = feed_forward_name(config)
@@ -172,7 +175,8 @@ def derive_generator_config(
 
 
 def _native(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig:
-    """A copy of a tower's configuration, of the family that its `model_type` names; by default ELECTRA's."""
+    """Returns a copy of a tower's configuration, in the class of the family that its `model_type` names; by default
+    ELECTRA's."""
     values = config.to_dict() if isinstance(config, PreTrainedConfig) else config or {}
     family = values.get("model_type", ElectraConfig.model_type)
     if family not in CONFIG_MAPPING:
@@ -200,25 +204,26 @@ def refuse_unknown_names(options: Mapping[str, Any]) -> None:
 
 
 def needs_generator_network(objective: str = "rtd", generator: str = "masked_lm", **others: Any) -> bool:
-    """Whether there is a tower that proposes tokens, from a configuration's options."""
+    """Whether a configuration with these options has a generator network."""
     return OBJECTIVE_TRAITS[objective].has_generator and generator in GENERATOR_ENCODERS
 
 
 def exports_generator(objective: str = "rtd", generator: str = "masked_lm", **others: Any) -> bool:
-    """Whether this tower is a stock model, with a directory of its own; else it lives in the joint model alone."""
+    """Whether the generator network is a stock model, which is saved in a directory of its own. Any other generator
+    network is saved only as a part of the joint model."""
     return needs_generator_network(objective, generator) and GENERATOR_ENCODERS[generator] == 1
 
 
 @strict
 class ElectraRTDConfig(PreTrainedConfig):
-    """Configuration of [`ElectraForRTDPretraining`]: two native tower configurations, which are copied, and how they
-    play together. What does not go together raises ValueError."""
+    """The configuration of [`ElectraForRTDPretraining`]: two native tower configurations, which are copied, and how
+    the towers work together. Raises ValueError for options that do not go together."""
 
     model_type = "electra_rtd"
     sub_configs: ClassVar[dict[str, type]] = {"generator_config": AutoConfig, "discriminator_config": AutoConfig}
-    # Left for `compute_metrics` of a Trainer are (logits, replaced_labels, generator_token_losses,
-    # discriminator_token_losses), or, of a discriminator that predicts tokens, `predictions` in place of the logits,
-    # behind the labels. None is over the vocabulary. A pair without a generator has no losses of one.
+    # The `compute_metrics` of a Trainer gets what is left: (logits, replaced_labels, generator_token_losses,
+    # discriminator_token_losses). If the discriminator predicts tokens, there are no logits, but `predictions` after
+    # the labels. None of these is as large as the vocabulary. A pair without a generator has no generator losses.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "generator_loss",
         "discriminator_loss",
@@ -227,28 +232,32 @@ class ElectraRTDConfig(PreTrainedConfig):
         "corrupted_input_ids",
     ]
 
-    # Native configurations, or dicts, ELECTRA's without a `model_type`. None: a smaller one of the discriminator's
-    # family (`derive_generator_config`), and ELECTRA-small.
+    # Native configurations or dicts; a dict without a `model_type` is ELECTRA's. None stands for a smaller generator
+    # of the discriminator's family (`derive_generator_config`), and for an ELECTRA-small discriminator.
     generator_config: Any = None
     discriminator_config: Any = None
     objective: str = "rtd"  # what the discriminator learns, see `hf_electra_rtd.pair.objectives`
-    # What the towers share, see `hf_electra_rtd.pair.sharing`. The whole embedding block, as google-research/electra
-    # does (model/modeling.py: one scope around look-up, position, type and LayerNorm).
+    # What the towers share, see `hf_electra_rtd.pair.sharing`. The default is the whole embedding block, as in
+    # google-research/electra (model/modeling.py: one scope around look-up, position, type and LayerNorm).
     sharing: str = "embeddings"
     generator: str = "masked_lm"  # what fills masked tokens, see `hf_electra_rtd.pair.generators`
-    generator_weight: float | int = 1.0  # of its loss in the sum (Code configure_pretraining.py, `gen_weight`)
-    discriminator_weight: Any = None  # likewise; a number once `__post_init__` has run, by default the objective's
+    generator_weight: float | int = 1.0  # of the generator's loss (Code configure_pretraining.py, `gen_weight`)
+    # The weight of the discriminator's loss; `__post_init__` replaces None by the objective's.
+    discriminator_weight: Any = None
     temperature: float | int = 1.0  # of the generator's softmax when sampling; 0.0 takes the most likely token
     disallow_correct: bool = False  # never sample the original token (Code `disallow_correct`)
-    freeze_generator: bool = False  # it learns nothing: the second stage of two-stage training (paper, section 3.2)
-    # The share of the tokens that is masked. The trainer masks; `electric` and pseudo-log-likelihoods need to know it.
+    # The generator learns nothing, as in the second stage of two-stage training (paper, section 3.2).
+    freeze_generator: bool = False
+    # The share of the tokens that is masked. The trainer masks them; `electric` and pseudo-log-likelihoods use the
+    # value.
     mask_probability: float = 0.15
-    keep_probability: float | int = 0.15  # of these, the share that stays visible; `rtd`'s need to know it
-    # Ids of [CLS], [SEP] and [MASK], which a two-tower generator need not predict: of google-research, until a trainer
-    # sets those of its tokenizer.
+    # The share of the masked tokens that stays visible; pseudo-log-likelihoods of `rtd` use it.
+    keep_probability: float | int = 0.15
+    # The ids of [CLS], [SEP] and [MASK], which a two-tower generator does not learn to predict: by default those of
+    # google-research's vocabulary, until a trainer sets those of its tokenizer.
     special_token_ids: Any = (101, 102, 103)
     initializer_range: float = 0.02
-    # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
+    # `transformers` ties tensors only where this field is True; `sharing` says which tensors.
     tie_word_embeddings: bool = True
     use_cache: bool = False
 
@@ -281,12 +290,12 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     @property
     def traits(self) -> ObjectiveTraits:
-        """What follows from the objective."""
+        """The properties of the objective."""
         return OBJECTIVE_TRAITS[self.objective]
 
     @property
     def has_generator_network(self) -> bool:
-        """Whether there is a tower that proposes tokens."""
+        """Whether there is a generator network."""
         return needs_generator_network(self.objective, self.generator)
 
     def take_special_tokens(self, tokenizer: Any) -> None:
@@ -295,23 +304,25 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     @property
     def num_generator_encoders(self) -> int:
-        """How many encoders this tower has."""
+        """How many encoders this kind of generator has; 0 for a kind without a network."""
         return GENERATOR_ENCODERS.get(self.generator, 0)
 
     @property
     def exports_generator(self) -> bool:
-        """Whether it is a stock model, with a directory of its own; else it lives in the joint model alone."""
+        """Whether the generator network is a stock model, which is saved in a directory of its own. Any other
+        generator network is saved only as a part of the joint model."""
         return exports_generator(self.objective, self.generator)
 
     @property
     def towers(self) -> dict[str, Any]:
-        """The configurations of the towers that there are, by name."""
+        """The configurations of the existing towers, by name."""
         both = {"generator": self.generator_config, "discriminator": self.discriminator_config}
         return {name: config for name, config in both.items() if config is not None}
 
     def changed(self, **options: Any) -> ElectraRTDConfig:
-        """A configuration of the same discriminator with other options. The discriminator's weight gets its default
-        again with another objective, and everything about the generator where its network is added or removed."""
+        """Returns a configuration of the same discriminator with other options. Another objective resets the
+        discriminator's weight to its default; adding or removing the generator network resets all options of the
+        generator."""
         kept = ["objective", "initializer_range", "mask_probability", "keep_probability", "special_token_ids"]
         if options.get("objective", self.objective) == self.objective:
             kept.append("discriminator_weight")
@@ -323,11 +334,12 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     @property
     def _kind(self) -> str:
-        """What says whether there is a generator network."""
+        """The option that decides whether there is a generator network, as messages show it."""
         return f"generator={self.generator!r}" if self.traits.has_generator else f"objective={self.objective!r}"
 
     def check(self) -> None:
-        """Raises ValueError for what makes no sense together; again where a model is made, since fields can be set."""
+        """Raises ValueError for options that do not go together. A new model checks its configuration again, since
+        fields can be set."""
         refuse_unknown_names(vars(self))
         check_arguments(self, rules=RULES, intervals=INTERVALS, dashes="")
         if not self.has_generator_network:
@@ -339,11 +351,11 @@ class ElectraRTDConfig(PreTrainedConfig):
         self._check_towers()
 
     def refuse_altered_draws(self) -> None:
-        """Raises ValueError for an option by which samples are not of the generator's softmax."""
+        """Raises ValueError for an option with which samples are not drawn from the generator's softmax as it is."""
         check_arguments(self, rules=DRAW_RULES, dashes="")
 
     def _check_towers(self) -> None:
-        """Raises ValueError for towers that cannot do what the other options say."""
+        """Raises ValueError for towers that do not fit the other options."""
         for name, config in self.towers.items():
             refuse_other_networks(config)
             detects = name == "discriminator" and self.traits.predicts == "replaced"
@@ -386,11 +398,11 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> ElectraRTDConfig:
-        """The architecture of a named size (`hf_electra_rtd.base.recipes`).
+        """Returns the configuration of a named size (`hf_electra_rtd.base.recipes`).
 
-        `overrides` are fields of this class; fields of `ElectraConfig`, applied to the discriminator before the
-        generator is derived from it; `generator_hidden_size` and `generator_layers`, the generator's width and depth
-        as fractions of the discriminator's (the names and meaning of google-research/electra).
+        `overrides` may be fields of this class; fields of `ElectraConfig`, which are applied to the discriminator
+        before the generator is derived from it; and `generator_hidden_size` and `generator_layers`, the generator's
+        width and depth as fractions of the discriminator's (with the names and meaning of google-research/electra).
         """
         named = get_size(size)
         own = {f.name for f in dataclasses.fields(cls)} - {"generator_config", "discriminator_config"}
@@ -400,7 +412,8 @@ class ElectraRTDConfig(PreTrainedConfig):
         refuse_unknown_names(overrides)
         values = {**named.architecture, **fractions, **overrides}
         discriminator = ElectraConfig(**{key: value for key, value in values.items() if key in tower})
-        # One transformer (`sharing="all"`), or no generator network, needs no fractions; if given, they must fit.
+        # One transformer (`sharing="all"`), or no generator network, needs no fractions; those that are given must be
+        # valid.
         generator = None
         needed = needs_generator_network(**values) and values.get("sharing") != "all"
         if needed or fractions.keys() & overrides.keys():
@@ -409,5 +422,5 @@ class ElectraRTDConfig(PreTrainedConfig):
         return cls(generator_config=generator, discriminator_config=discriminator, **options)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
-        """The discriminator's configuration: where `transformers` looks for the vocabulary size."""
+        """Returns the discriminator's configuration, in which `transformers` looks for the vocabulary size."""
         return self.discriminator_config

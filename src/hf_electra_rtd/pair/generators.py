@@ -1,6 +1,6 @@
-"""What fills the masked slots.
+"""The kinds of generators, which fill the masked slots.
 
-A kind of generator is a class: what it proposes for each slot, and what is measured.
+A kind of generator is a class that defines what is proposed for each slot, and what is measured.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Generator:
-    """A kind of generator; this one leaves masked tokens masked."""
+    """The base of all kinds of generators. By itself, it leaves masked tokens masked."""
 
     measures: tuple[Measure, ...] = ()
-    is_blind: ClassVar[bool] = False  # it proposes without seeing a masked token, also one that stays visible
+    is_blind: ClassVar[bool] = False  # it never sees the masked tokens, not even those that stay visible
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         self.config = config
@@ -50,18 +50,19 @@ class Generator:
         return None
 
     def make_network(self, config: Any) -> Any:
-        """A new network of this configuration."""
+        """Makes a new network of this configuration."""
         network: Any = masked_lm_class(config.model_type)
         return network(config)
 
     def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-        """Of each token of unmasked sequences, the log-probability that its context gives it: (B, L)."""
+        """Returns the log-probability of each token of unmasked sequences given its context: (B, L). Raises ValueError
+        for a kind that gives none."""
         raise ValueError(f"generator={self.config.generator!r} gives no probability of a token in its context.")
 
 
 class MaskedLMGenerator(Generator):
     """A masked language model (paper, section 2): L_G = mean over m of  -log p(x_t | x with [MASK] at m). Samples come
-    from the pass that trains, as in the original. A frozen one has neither dropout nor gradients."""
+    from the same pass as the loss, as in the original. A frozen generator has neither dropout nor gradients."""
 
     measures: tuple[Measure, ...] = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
 
@@ -74,7 +75,7 @@ class MaskedLMGenerator(Generator):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
-        # Not `inference_mode`, or the discriminator could not look the samples of a frozen one up.
+        # Not `inference_mode`, in which the discriminator could not look up the samples of a frozen generator.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
             return predict_slots(tower, slots, sampling, output_logits, **inputs)
 
@@ -83,9 +84,9 @@ class MaskedLMGenerator(Generator):
 
 
 class TwoTowerGenerator(Generator):
-    """The noise of Electric (arXiv 2012.08561, section 2.4). It reads no [MASK], and learns at every token but [CLS],
-    [SEP] and [MASK], masked or not:  L_G = mean over these t of  -log q(x_t | x without t)
-    """
+    """The noise distribution of Electric (arXiv 2012.08561, section 2.4). It reads sequences without [MASK], and
+    learns every token but [CLS], [SEP] and [MASK], masked or not:  L_G = mean over these t of  -log q(x_t | x without
+    t)"""
 
     is_blind = True
 
@@ -138,7 +139,7 @@ class UniformGenerator(Generator):
         logits_V = torch.zeros(self.config.discriminator_config.vocab_size, device=labels_BK.device)
         logits_BKV = logits_V.expand(*labels_BK.shape, -1)
         sampled_BK = None
-        if sampling is not None and sampling.from_softmax:  # quick, as all slots share their chunks
+        if sampling is not None and sampling.from_softmax:  # fast, since all slots share their chunks
             weights_V = (logits_V - logits_V.amax()).exp()
             sampled_BK = sample_weights(weights_V.expand_as(logits_BKV), sampling.uniforms)
         elif sampling is not None:
@@ -153,9 +154,9 @@ class UniformGenerator(Generator):
 def predict_slots(
     tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
 ) -> MaskedPrediction:
-    """The predictions of a masked language model for the masked slots; arguments as for [`Generator`]. Only the slots
-    reach the vocabulary: B*K rows of logits instead of B*L, and of those only a few at a time. Of a family that we do
-    not know, all tokens do."""
+    """Returns the predictions of a masked language model for the masked slots; arguments as for [`Generator`]. Logits
+    are computed only for the slots, B*K rows instead of B*L, and only a few rows at a time. For a family that is not
+    in `FAMILIES`, they are computed for all tokens."""
     known = inputs_of(tower.config, inputs)
     if tower.config.model_type not in FAMILIES:
         logits_BKV = _at(tower(**known).logits, slots)
@@ -171,8 +172,9 @@ def predict_slots(
 def masked_log_likelihoods(
     tower: Any, input_ids: Tensor, mask_id: int, words_BL: Tensor | None = None, **inputs: Tensor | None
 ) -> Tensor:
-    """Of each token of a batch of sequences, log p(x_t | x with [MASK] at t): (B, L). One pass a position. Where
-    `words_BL` numbers the word of each token, [MASK] also hides the later tokens of the same word."""
+    """Returns log p(x_t | x with [MASK] at t) for each token of a batch of sequences: (B, L). It takes one forward
+    pass per position. Where `words_BL` numbers the word of each token, [MASK] also hides the later tokens of the same
+    word."""
     places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
     columns = []
     for position in range(input_ids.shape[1]):
@@ -193,7 +195,7 @@ def _predict(layer: Any, hidden_ME: Tensor, labels_M: Tensor, sampling: Sampling
 
 @torch.no_grad()
 def _log_prob_of(layer: Any, hidden_BLE: Tensor, log_normalizers_BL: Tensor, ids_BL: Tensor) -> Tensor:
-    """Of these ids (B, L), without the logits of all others where the layer is plain."""
+    """Returns the log-probabilities of these ids (B, L). Where the layer is plain, no other logits are computed."""
     if _is_plain(layer):
         logits_BL = (hidden_BLE * F.embedding(ids_BL, layer.weight)).sum(dim=-1) + layer.bias[ids_BL]
     else:
@@ -207,7 +209,7 @@ def _at(values_BLX: Tensor, slots: MaskedSlots) -> Tensor:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether a layer does nothing but multiply and add: no adapter, no hook that wants to be called."""
+    """Whether a layer does nothing but multiply and add: it has no adapter, and no hook that must be called."""
     if isinstance(layer, OutputLayer):
         return True
     called = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)

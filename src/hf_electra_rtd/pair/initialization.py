@@ -1,20 +1,21 @@
-"""How new networks begin: as transformers draws them (`stock`), or knowing their `neighbours`.
+"""How new networks are initialized: as transformers draws them (`stock`), or with a knowledge of `neighbours`.
 
-A transformer with random attention, and with position vectors as large as those of the words, does not find a word's
-neighbours for thousands of steps, nor where else in the sequence the word stands. So four things are set before the
-first step:
+A transformer with random attention, and with position vectors as large as those of the words, needs thousands of steps
+to find a word's neighbors, or the other places of the word in the sequence. So four things are set before the first
+step:
 
-1. The word table. A bilinear detector is fitted on the training sequences. It tells replaced tokens by two products:
-   of the token before with this one, and of this one with the token after. Its vectors become the word table.
-2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
-   of each network, one head begins on the token before and one on the token after. A projection of the embeddings
-   that is narrower than they are then leaves the positions apart: mixed with words, the heads could not find them.
-3. The way to the same word. The next head begins on the other places of its own token. What compares two sentences
-   is learned from there.
-4. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
-   weights first move to the average, in about a hundred steps, and lose part of their start.
+1. The word table. A bilinear detector is fitted on the training sequences. It detects replaced tokens by two products:
+   of the previous token with this one, and of this one with the next. Its vectors become the word table.
+2. The way to the neighbors. A few dimensions that the words leave free hold positions as sines. The first head of each
+   network begins on the previous token, the second on the next. If a projection makes the embeddings narrower, it
+   keeps positions apart from words: the heads could not find them in a mixture.
+3. The way to the same word. The next head begins on the other places of its own token. The network learns from there
+   to compare two sentences.
+4. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all
+   weights would first move to fit the average, for about a hundred steps, and lose a part of their start.
 
-The first two do nothing alone. The networks stay stock ELECTRA, with the same parameters (docs/background/results.md).
+The first two do nothing without each other. The networks stay stock ELECTRA, with the same parameters
+(docs/background/results.md).
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ from hf_electra_rtd.pair.two_tower import TwoTowerForCloze
 logger = logging.getLogger(__name__)
 
 INITIALIZATIONS = ("stock", "neighbours")
-# All numbers here were found by trial on `tiny`. Positions must be a minority of the variance before LayerNorm, and
-# their frequencies high: with slow sines, every token attends to itself.
+# All numbers here were found by trial on `tiny`. Positions must be the smaller part of the variance before LayerNorm,
+# and their frequencies must be high: with slow sines, every token attends to itself.
 _POSITION_SIZE = 16  # dimensions that hold positions: a sine and a cosine for each frequency
 _FREQUENCIES = torch.linspace(0.6, 2.6, _POSITION_SIZE // 2)
 _AMPLITUDE = 0.15  # of the sines
 _WORD_SCALE = 0.1  # standard deviation of the word table
-_SHARPNESS = 6.0  # of the attention that begins on a neighbour
+_SHARPNESS = 6.0  # of the initial attention to a neighbor
 _OTHERS = 0.1  # factor of the other rows of these heads
 _OFFSETS = (-1, 1)  # of the tokens that the first heads attend to
-_SAME = 8.0  # logit of the attention that begins on the same token elsewhere
-_AWAY = 9.0  # by how much its own position lowers it
-_LARGEST = 64  # numbers of a fitted vector
+_SAME = 8.0  # logit of the initial attention to the same token elsewhere
+_AWAY = 9.0  # by how much a token's own position lowers this logit
+_LARGEST = 64  # dimensions of each of a token's two fitted vectors, at most; at least `_SMALLEST`
 _SMALLEST = 4
-# Of the fit. An eighth of these tokens did for a vocabulary of 8,192, but not for one of 21,128 or 30,522.
+# Settings of the fit. An eighth of these tokens was enough for a vocabulary of 8,192, but not for one of 21,128 or
+# 30,522.
 _STEPS = 600
 _BATCH_SIZE = 64
 _LEARNING_RATE = 2e-2
@@ -66,17 +68,17 @@ def begin_on_neighbours(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> None:
-    """Gives new networks the start of `--initialization neighbours`: their tables and first heads. Call it once, after
-    the model is made and before it is trained, by any trainer. With the seed of the run, and `set_seed` of it before
-    the model is made, the start is the command's.
+    """Initializes new networks as `--initialization neighbours` does: their tables, first heads and, with `rtd`, the
+    output bias. Call it once, after the model is made and before any trainer trains it. With the seed of the run, and
+    `set_seed` of it before the model is made, the weights are those with which the command starts.
 
     Args:
         model: new networks of ELECTRA. Its `config.mask_probability` is the share of masked tokens of the run.
         sequences: the training sequences, as for [`RTDTrainer`].
         tokenizer: that of the sequences.
-        seed: of the fit and of the rows that it leaves free. No number is drawn from torch's own generator.
+        seed: of the fit and of the dimensions that it leaves free. No number is drawn from torch's own generator.
 
-    Raises ValueError for networks of too few dimensions (see `check_room`).
+    Raises ValueError for networks of another family or of too few dimensions (see `check_room`).
     """
     check_room(model)
     sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
@@ -96,7 +98,8 @@ def begin_on_neighbours(
 
 
 def check_room(model: ElectraForRTDPretraining) -> None:
-    """Raises ValueError for embeddings, layers or attention heads of too few dimensions."""
+    """Raises ValueError for networks of another family than ELECTRA, and for embeddings, layers or attention heads of
+    too few dimensions."""
     least = _POSITION_SIZE + 2 * _SMALLEST
     configs = [tower.config for tower in _readers(model)]
     width = min([*(config.hidden_size for config in configs), *map(_embedding_size, _tables(model))])
@@ -116,23 +119,23 @@ def _embedding_size(tower: Any) -> int:
 def _tables(model: ElectraForRTDPretraining) -> list[Any]:
     """The networks whose word tables are set."""
     if model.config.sharing == "gdes" and model.generator is not None:
-        return [model.generator]  # those of the discriminator hold differences, which begin at zero
+        return [model.generator]  # the discriminator's tables hold differences, which begin at zero
     return list(model.towers.values())
 
 
 def _readers(model: ElectraForRTDPretraining) -> list[Any]:
-    """The networks with one encoder, which sees both neighbours. Encoders that are shared are there once."""
+    """The networks with one encoder, which sees both neighbors. A shared encoder occurs once."""
     towers = [tower for tower in model.towers.values() if not isinstance(tower, TwoTowerForCloze)]
     return list({id(tower.base_model): tower for tower in towers}.values())
 
 
 def fit_neighbours(sequences: Any, vocab_size: int, size: int, seed: int, never: list[int]) -> Tensor:
-    """Vectors (V, 2 * size) that tell which tokens stand beside each other: logit(replaced) of the token x_t is
+    """Fits vectors (V, 2 * size) that tell which tokens occur next to each other. The logit of "x_t was replaced" is
 
         u[x_t] + a[x_t-1] . b[x_t] + a[x_t] . b[x_t+1]
 
-    and the vector of a token is its [a, b]. Replacements are drawn as often as each token occurs; `never` are the ids
-    that are not replaced.
+    and the vector of a token is its [a, b]. Replacements are drawn with the frequencies of the tokens. The ids in
+    `never` are neither replaced nor drawn.
     """
     random = torch.Generator().manual_seed(seed)
     counts = torch.from_numpy(count_tokens(sequences, vocab_size)).double()
@@ -148,7 +151,7 @@ def fit_neighbours(sequences: Any, vocab_size: int, size: int, seed: int, never:
         drawn_BL = torch.searchsorted(cumulative, torch.rand(ids_BL.shape, generator=random, dtype=torch.double))
         chosen_BL = real_BL & (torch.rand(ids_BL.shape, generator=random) < _REPLACED)
         read_BL = torch.where(chosen_BL, drawn_BL.clamp(max=vocab_size - 1), ids_BL)
-        # Embeddings, whose gradients are summed in one order whatever the threads.
+        # `F.embedding` sums its gradients in the same order for any number of threads.
         pairs = (F.embedding(read_BL[:, :-1], before) * F.embedding(read_BL[:, 1:], after)).sum(dim=-1)
         logits_BL = F.embedding(read_BL, bias).squeeze(-1) + F.pad(pairs, (1, 0)) + F.pad(pairs, (0, 1))
         replaced_BL = read_BL.ne(ids_BL).float()
@@ -162,7 +165,7 @@ def fit_neighbours(sequences: Any, vocab_size: int, size: int, seed: int, never:
 
 
 def count_tokens(sequences: Any, vocab_size: int) -> np.ndarray:
-    """How often each token occurs: int64 (V,)."""
+    """Counts how often each token occurs: int64 (V,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for first in range(0, len(sequences), 4096):
         ids_BL, inside_BL = _read(sequences, np.arange(first, min(first + 4096, len(sequences))))
@@ -171,7 +174,7 @@ def count_tokens(sequences: Any, vocab_size: int) -> np.ndarray:
 
 
 def _read(sequences: Any, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The ids of some sequences, int64 (B, L), and what of them is no padding, bool (B, L)."""
+    """Returns the ids of some sequences, int64 (B, L), and which of them are not padding, bool (B, L)."""
     if isinstance(sequences, Blocks):
         batch = sequences.read(indices)
         ids_BL = torch.from_numpy(batch.ids.astype(np.int64))
@@ -184,7 +187,8 @@ def _read(sequences: Any, indices: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) -> None:
-    """Words: the positions' dimensions zero, then the fitted vectors, then random numbers. Positions: sines alone."""
+    """Sets both tables. A word has zeros in the dimensions of positions, then its fitted vector, then random numbers;
+    a position has only sines."""
     encoder = tower.base_model
     words, positions = (encoder.get_submodule(name).weight for name in look_up_tables(encoder))
     fitted = slice(_POSITION_SIZE, _POSITION_SIZE + vectors.shape[1])
@@ -198,8 +202,8 @@ def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) 
 
 
 def _set_heads(encoder: Any, config: Any) -> None:
-    """One head for each offset, whose queries are its keys turned by that many places, and one for the same token.
-    They are the first heads, in as many layers as they need."""
+    """Sets one head for each offset, whose queries are its keys turned by that many positions, and one head for the
+    same token. They are the first heads of the network, in as many layers as they need."""
     size = config.hidden_size
     project = getattr(encoder, "embeddings_project", None)
     if project is not None and size < project.in_features:  # it would mix positions with words
@@ -218,7 +222,7 @@ def _set_heads(encoder: Any, config: Any) -> None:
     words = inverse[_POSITION_SIZE:head_size]
     scale = 1.0
     if project is not None and config.num_attention_heads <= len(_OFFSETS):
-        # Behind a LayerNorm of the layer before, the projected embeddings have a variance of one.
+        # This head is then in a later layer, where a LayerNorm has given the projected embeddings a variance of one.
         scale = project.weight.square().sum(dim=1).mean().sqrt().item()
     words = scale * math.sqrt(_SAME * math.sqrt(head_size) / max(len(words), 1)) * words
     places = scale * math.sqrt(_AWAY * math.sqrt(head_size) / _POSITION_SIZE) * select
@@ -226,8 +230,8 @@ def _set_heads(encoder: Any, config: Any) -> None:
 
 
 def _set_head(encoder: Any, config: Any, number: int, query: Tensor, key: Tensor) -> None:
-    """Sets the first rows of a head, counted through all layers, and makes its other rows small. There may be fewer
-    heads than this number."""
+    """Sets the first rows of head `number`, counted through all layers, and makes its other rows small. Does nothing
+    where there are fewer heads."""
     index, head = divmod(number, config.num_attention_heads)
     if index >= len(encoder.encoder.layer):
         return
@@ -240,7 +244,7 @@ def _set_head(encoder: Any, config: Any, number: int, query: Tensor, key: Tensor
 
 
 def _pseudo_inverse(matrix: Tensor) -> Tensor:
-    """By one thread: LAPACK rounds otherwise with another number of them."""
+    """Returns the pseudo-inverse, computed by one thread, because LAPACK's rounding depends on their number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
-"""What is measured of a run, in training and on held-out sequences.
+"""The measures of a run, in training and on held-out sequences.
 
-A measure takes sums from each sequence of a batch, and reports from their totals, so a report does not depend on how
-sequences were grouped. The generator and the objective have a run's `measures`.
+A measure takes sums over each sequence of a batch and reports from their totals, so a report does not depend on how
+sequences were grouped. The generator and the objective define the `measures` of a run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Observation(NamedTuple):
     output: Any  # an `ElectraRTDOutput`
     slots: MaskedSlots
     used: Tensor  # (B, K) bool; the slot holds a masked token
-    real: Tensor  # (B, L) bool; no padding
+    real: Tensor  # (B, L) bool; False at padding
     originals: Tensor  # (B, L); the sequences before masking
 
     @property
@@ -34,7 +34,8 @@ class Observation(NamedTuple):
         return self.output.corrupted_input_ids.ne(self.originals) & self.real
 
     def at(self, values_BL: Tensor, masked_only: bool) -> tuple[Tensor, Tensor]:
-        """Values, and which of them count: those of every real token, or of the masked slots (B, K) alone."""
+        """Returns values and which of them count: those of every real token (B, L), or only of the masked slots (B,
+        K)."""
         return (values_BL.gather(1, self.slots.positions), self.used) if masked_only else (values_BL, self.real)
 
     @property
@@ -53,26 +54,28 @@ def observe(output: Any, inputs: dict[str, Tensor]) -> Observation:
 
 
 class Measure(ABC):
-    """What all measures have."""
+    """The interface of all measures."""
 
     num_sums: int
     num_whole: int = 0  # tensors that `whole` gives
 
     @abstractmethod
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        """`num_sums` sums of each sequence: tensors (B,)."""
+        """Returns `num_sums` sums for each sequence: tensors (B,)."""
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
-        """Values of every held-out token, where sums are not enough: tensors (B, n), -100 where nothing counts."""
+        """Returns values of every held-out token, where sums are not enough: tensors (B, n), with the label -100 where
+        nothing counts."""
         return ()
 
     @abstractmethod
     def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        """The results by name, from the totals of the sums and `whole` of all sequences (empty in training)."""
+        """Returns the results by name, from the totals of the sums and from `whole` of all sequences (empty in
+        training)."""
 
 
 class Mean(Measure):
-    """A mean over tokens. `of`: for an observation, values and what counts of them, tensors (B, n)."""
+    """A mean over tokens. `of` maps an observation to values and to which of them count, both tensors (B, n)."""
 
     num_sums = 2
 
@@ -88,7 +91,7 @@ class Mean(Measure):
         return {self.name: _ratio(*totals)}
 
 
-# Losses are in nats; the discriminator's is per token of the objective's mean.
+# Losses are in nats; the discriminator's is a mean over the tokens that its objective counts.
 GENERATOR_LOSS = Mean("generator_loss", lambda seen: (seen.output.generator_token_losses, seen.used))
 LOSS_AT_ALL = Mean("discriminator_loss", lambda seen: (seen.output.discriminator_token_losses, seen.real))
 LOSS_AT_MASKED = Mean("discriminator_loss", lambda seen: (seen.output.discriminator_token_losses, seen.used))
@@ -110,9 +113,10 @@ REPLACED_SHARE = Mean("replaced_share", lambda seen: (seen.replaced, seen.real))
 
 
 class Detection(Measure):
-    """Detection of replaced tokens, the positive class, at the masked or at all real tokens: `discriminator_auc` (area
-    under the ROC curve: exact on held-out sequences, NaN where a class is missing; in training estimated from means
-    and variances of the logits), `discriminator_precision`, `_recall`, `_accuracy`, each with a suffix."""
+    """Detection of replaced tokens, the positive class, at the masked or at all real tokens. Reports
+    `discriminator_auc` (the area under the ROC curve: exact on held-out sequences, NaN where a class is missing; in
+    training estimated from means and variances of the logits), `discriminator_precision`, `_recall` and `_accuracy`,
+    each with the suffix."""
 
     num_sums = 9
     num_whole = 2
@@ -152,14 +156,14 @@ class Detection(Measure):
 
 
 def compute_rtd_metrics(evaluated: Any) -> dict[str, float]:
-    """The `compute_metrics` of a plain `transformers.Trainer`, for the objectives `rtd` and `electric`: both losses,
-    in nats per token, and the discriminator's AUC, precision, recall and accuracy over all real tokens. `RTDTrainer`
-    measures the same by itself, and more. `evaluated` is an `EvalPrediction`. Raises ValueError for predictions of
-    another objective."""
-    # For other objectives the first are labels, or the last are of masked tokens alone.
+    """Computes metrics as the `compute_metrics` of a plain `transformers.Trainer`, for the objectives `rtd` and
+    `electric`: both losses, in nats per token, and the discriminator's AUC, precision, recall and accuracy over all
+    real tokens. `RTDTrainer` measures these and more by itself. `evaluated` is an `EvalPrediction`. Raises ValueError
+    for predictions of another objective."""
+    # For other objectives, the first array holds labels, or the last one only masked tokens.
     first, labels, *losses = evaluated.predictions
     if first.dtype.kind != "f" or losses[-1].shape != labels.shape:
-        raise ValueError("compute_rtd_metrics is for the objectives rtd and electric. Others: RTDTrainer alone.")
+        raise ValueError("compute_rtd_metrics is for the objectives rtd and electric. For others, use RTDTrainer.")
     real = labels != IGNORED
     replaced = labels == 1
     flagged = (first > 0) & real
@@ -177,7 +181,7 @@ def compute_rtd_metrics(evaluated: Any) -> dict[str, float]:
 def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
     """The sums of all measures for each sequence: (B, S)."""
     columns = [column for measure in measures for column in measure.sums(seen)]
-    # Sums are exact enough in float64; MPS has none.
+    # float64 is exact enough for sums; MPS does not have it.
     dtype = torch.float32 if columns[0].device.type == "mps" else torch.float64
     return torch.stack([column.to(dtype) for column in columns], dim=1)
 
@@ -185,8 +189,8 @@ def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
 def report_totals(
     measures: Sequence[Measure], totals: Sequence[float], whole: Sequence[np.ndarray] = ()
 ) -> dict[str, float]:
-    """The results of all measures, from the totals of the columns of `sum_rows`, and for held-out sequences `whole` of
-    each measure, in order."""
+    """Returns the results of all measures, from the totals of the columns of `sum_rows` and, for held-out sequences,
+    from the tensors `whole` of each measure, in order."""
     results: dict[str, float] = {}
     sums = iter(totals)
     tensors = iter(whole)

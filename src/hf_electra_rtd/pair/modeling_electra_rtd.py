@@ -38,7 +38,7 @@ from hf_electra_rtd.pair.sharing import SHARING
 
 
 class UnscorableTextError(ValueError):
-    """A text has no token, or more of them than a model has positions."""
+    """Raised for a text that has no token, or more tokens than a model has positions."""
 
 
 @dataclass
@@ -46,28 +46,29 @@ class ElectraRTDOutput(ModelOutput):
     """Output of [`ElectraForRTDPretraining`]. Fields that were not asked for or do not apply are None."""
 
     loss: Tensor | None = None  # scalar; the weighted sum of both losses
-    # (B, L) for detection, positive means replaced (Electric: drawn; without labels the energies). For objectives that
-    # predict tokens (B, K, V) or (B, L, V), and only with `output_logits=True`.
+    # (B, L) for detection, positive means replaced (Electric: drawn; without labels, the energies). For objectives
+    # that predict tokens, (B, K, V) or (B, L, V), and only without labels or with `output_logits=True`.
     logits: Tensor | None = None
-    generator_loss: Tensor | None = None  # scalar; mean cross-entropy over the masked slots, or as the kind has it
+    generator_loss: Tensor | None = None  # scalar; mean cross-entropy over the masked slots, or as the kind defines it
     discriminator_loss: Tensor | None = None  # scalar, as the objective defines it
     generator_predictions: Tensor | None = None  # (B, K) int64; the generator's most likely ids
     generator_logits: Tensor | None = None  # (B, K, V); with `output_generator_logits=True`
     corrupted_input_ids: Tensor | None = None  # (B, L) int64; what the discriminator read
-    # (B, L) int64; 1 where it differs from the original (Electric: was drawn), else 0, and -100 at padding
+    # (B, L) int64; 1 where the corrupted token differs from the original (Electric: where it was drawn), else 0, and
+    # -100 at padding
     replaced_labels: Tensor | None = None
     predictions: Tensor | None = None  # (B, K) or (B, L) int64; most likely ids, for objectives that predict tokens
     generator_token_losses: Tensor | None = None  # (B, K) or (B, L), without gradient; 0 where nothing counts
-    discriminator_token_losses: Tensor | None = None  # (B, K) or (B, L), the positions of the mean; likewise
+    discriminator_token_losses: Tensor | None = None  # as above, for the positions of the objective's mean
 
 
 class ElectraForRTDPretraining(PreTrainedModel):
     """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds replaced ones.
 
-    Both towers are stock models, of any family of encoders: `model.generator` is a masked language model (None where
-    there is no network, and of our own with two encoders), `model.discriminator` an `ElectraForPreTraining`, in other
-    families a model for token classification with two labels, or the model that `config.objective` trains in its
-    place. Towers that are given are used as they are; by default new ones are made.
+    Both towers are stock models of any family of encoders. `model.generator` is a masked language model; it is None
+    where there is no generator network, and a class of our own with two encoders. `model.discriminator` is an
+    `ElectraForPreTraining`, in other families a model for token classification with two labels, or the model that
+    `config.objective` trains in its place. Towers that are given are used as they are; by default new ones are made.
     """
 
     config: ElectraRTDConfig
@@ -77,7 +78,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     base_model_prefix = ""
     main_input_name = "input_ids"
     model_tags = ["hf-electra-rtd", "pretraining"]  # noqa: RUF012  # of the card that `push_to_hub` writes
-    # Both losses are means of their own; the Trainer must not divide their sum by a count of labels.
+    # Each loss is a mean already; the Trainer must not divide their sum by a count of labels.
     accepts_loss_kwargs = False
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -107,9 +108,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self.main_head = self.objective.make_head(config.discriminator_config)
         for tower in self.towers.values():
             exchange_attention(tower)
-        # On the instance, since it depends on the configuration, and before `post_init`, which ties.
+        # Set on the instance, since it depends on the configuration, and before `post_init`, which ties the weights.
         self._tied_weights_keys = self.sharing.tied_weights(self.generator, self.discriminator)
-        self.post_init()  # which sets the stock ones
+        self.post_init()  # sets the stock `_no_split_modules`
         self._no_split_modules = {name for tower in self.towers.values() for name in unsplit_layers(tower)}
         if discriminator is None:
             self.sharing.begin(self.generator, self.discriminator)
@@ -119,14 +120,14 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def from_pretrained(  # type: ignore[override]  # towers cannot be passed by position
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, **kwargs: Any
     ) -> Any:
-        """Loads both towers, as `PreTrainedModel.from_pretrained` does, but whole or not at all
-        (`hf_electra_rtd.pair.towers.load_whole`). With `output_loading_info=True` the report is returned and nothing
-        is refused."""
+        """Loads both towers as `PreTrainedModel.from_pretrained` does, but whole or not at all
+        (`hf_electra_rtd.pair.towers.load_whole`). With `output_loading_info=True`, the model is returned with the
+        loading report, and missing or unknown tensors are not refused."""
         name: Any = pretrained_model_name_or_path
         load: Any = partial(load_pretrained, super())
         if name is not None and (wanted := kwargs.get("sharing")) is not None:
             saved = towers.read_config(name, **kwargs).get("sharing", cls.config_class.sharing)
-            if saved != wanted and "gdes" in (saved, wanted):  # whose tensors are differences, named as the others
+            if saved != wanted and "gdes" in (saved, wanted):  # gdes stores differences under the usual names
                 raise ValueError(
                     f"{name} was saved with sharing={saved!r} and cannot be read with sharing={wanted!r}: save the "
                     "towers (save_towers) and join them again."
@@ -148,15 +149,17 @@ class ElectraForRTDPretraining(PreTrainedModel):
         Args:
             generator: a directory, a Hub id, or a model; None for an objective or a kind of generator without one, and
                 for a two-tower generator, which is made anew.
-            discriminator: likewise. Shared tensors are taken from it, with a warning where the generator's differ.
+            discriminator: a directory, a Hub id, or a model. Shared tensors are taken from it, with a warning where
+                the generator's differ.
             **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...), its `generator` under the name
-                `generator_type`; the others go to `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`:
+                `generator_type`. All others go to `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`:
                 float32 unless given, ...).
         """
         return cls(*towers.load_towers(generator, discriminator, **kwargs))
 
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
-        """Writes the [`native_towers`], each into a directory of its name: native checkpoints, with the tokenizer."""
+        """Writes each of the [`native_towers`] into a subdirectory of its name, as a native checkpoint with the
+        tokenizer."""
         towers.save_towers(self.native_towers(), directory, tokenizer)
 
     @property
@@ -167,13 +170,15 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """What is metered in training and evaluated on held-out sequences."""
+        """The measures that are taken in training and on held-out sequences."""
         return (*self.proposals.measures, *self.objective.measures)
 
     def native_towers(self) -> dict[str, Any]:
-        """The models that stock transformers loads, by name: the `generator`, but for one with two encoders; the
-        `discriminator`, ELECTRA's with its head, of other families the encoder alone, as fine-tuning wants it; and
-        where it detects, the `detector`: the discriminator as a model for token classification with two labels."""
+        """Returns the models that stock transformers can load, by name: the `generator`, unless it has two encoders;
+        the `discriminator`, which for a detector of another family than ELECTRA is the encoder alone, as fine-tuning
+        needs it; and for a discriminator that detects, the `detector`: the discriminator as a model for token
+        classification with two labels. ELECTRA has no `detector` with `electric`, or where no stock model can hold its
+        head."""
         found = {"generator": self.generator} if self.config.exports_generator else {}
         found["discriminator"] = main = self.native_discriminator()
         if self.config.traits.predicts == "replaced":
@@ -184,8 +189,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         return found
 
     def native_discriminator(self) -> Any:
-        """The discriminator as a model of its own: the one that is trained, or, with `sharing="gdes"`, a copy with the
-        sums of its own and the generator's tables."""
+        """Returns the discriminator as a model of its own: the one that is trained or, with `sharing="gdes"`, a copy
+        whose tables are the sums of its own and the generator's."""
         tensors = self.sharing.exported_tensors(self.generator, self.discriminator)
         if tensors is None:
             return self.discriminator
@@ -196,16 +201,17 @@ class ElectraForRTDPretraining(PreTrainedModel):
     # ---- Scores of texts ----
 
     def pseudo_log_likelihood(self, texts: Sequence[str], tokenizer: Any = None, batch_size: int = 32) -> list[float]:
-        """The sum of the [`token_log_likelihoods`] of each text, in nats (Salazar et al. 2020, arXiv 1910.14659)."""
+        """Returns the sum of the [`token_log_likelihoods`] of each text, in nats (Salazar et al. 2020, arXiv
+        1910.14659)."""
         return [each.sum().item() for each in self.token_log_likelihoods(texts, tokenizer, batch_size)]
 
     @torch.no_grad()
     def token_log_likelihoods(self, texts: Sequence[str], tokenizer: Any = None, batch_size: int = 32) -> list[Tensor]:
-        """log p(x_t | x without t) of the tokens of each text, without [CLS] and [SEP]: float64 (n,), on the CPU. Some
-        pairs need one forward pass for a text, others one for each token (docs/reference/objectives.md). The tokenizer
-        is by default that of the directory that the model was loaded from. Raises ValueError for a pair that gives no
-        such probability, and its subclass [`UnscorableTextError`] for a text without tokens or with more of them than
-        the model has positions."""
+        """Returns log p(x_t | x without t) for the tokens of each text, except [CLS] and [SEP]: float64 (n,), on the
+        CPU. Some pairs need one forward pass for a text, others one for each token (docs/reference/objectives.md). The
+        default tokenizer is that of the directory that the model was loaded from. Raises ValueError for a pair that
+        gives no such probability, and its subclass [`UnscorableTextError`] for a text without tokens or with more of
+        them than the model has positions."""
         if isinstance(texts, str):
             raise ValueError(f"{texts[:40]!r} is one text: give a list of texts.")
         if tokenizer is None and not self.name_or_path:
@@ -216,12 +222,13 @@ class ElectraForRTDPretraining(PreTrainedModel):
         training = self.training
         options = {"padding": True, "padding_side": "right", "return_special_tokens_mask": True, "verbose": False}
         if not all(map(mixes_by_attention, self.config.towers.values())):
-            batch_size = 1  # others read the padding, too
+            batch_size = 1  # other encoders read the padding, too
         self.eval()
         try:
             for start in range(0, len(texts), batch_size):
                 some = list(texts[start : start + batch_size])
-                batch = tokenizer(some, return_tensors="pt", split_special_tokens=True, **options)  # `[MASK]` is text
+                # With `split_special_tokens`, a `[MASK]` in a text is text.
+                batch = tokenizer(some, return_tensors="pt", split_special_tokens=True, **options)
                 counted_BL = ~batch["special_tokens_mask"].bool()
                 lengths = batch["attention_mask"].sum(dim=1).tolist()
                 for text, length, count in zip(some, lengths, counted_BL.sum(dim=1).tolist(), strict=True):
@@ -241,10 +248,10 @@ class ElectraForRTDPretraining(PreTrainedModel):
             self.train(training)
         return found
 
-    # ---- A step. `inputs`, as in `forward`: from `attention_mask` to `document_offsets` ----
+    # ---- A step. `inputs` are the arguments of `forward` from `attention_mask` to `document_offsets` ----
 
     def sampling(self, slots: MaskedSlots, uniforms: Tensor | None = None) -> Sampling:
-        """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones."""
+        """Returns how the generator's samples are drawn: from `uniforms` (B, K, 2), by default new random numbers."""
         if uniforms is None:
             uniforms = torch.rand(*slots.labels.shape, 2, device=slots.labels.device)
         return Sampling(uniforms, self.config.temperature, self.config.disallow_correct)
@@ -270,8 +277,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         **inputs: Tensor | None,
     ) -> MainOutput:
         """Runs the discriminator on the corrupted `input_ids` (B, L). The loss needs the originals (B, L) and the
-        slots, and that of Electric the log-probabilities of these ids under the generator (B, L). `output_logits`:
-        also return the logits of an objective that predicts tokens."""
+        slots. Electric's loss also needs `noise_log_probs` (B, L), the log-probabilities of these ids under the
+        generator. With `output_logits`, an objective that predicts tokens also returns its logits."""
         look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, inputs.get("position_ids"))
         batch = CorruptedBatch(input_ids, {**look_up, **inputs}, originals, slots, noise_log_probs)
         return self.objective(self.discriminator, self.main_head, batch, output_logits)
@@ -291,21 +298,23 @@ class ElectraForRTDPretraining(PreTrainedModel):
         output_generator_logits: bool = False,
         output_logits: bool = False,
     ) -> ElectraRTDOutput:
-        """Generate, corrupt, discriminate.
+        """Generates samples, puts them in place of the masked tokens, and discriminates.
 
         Args:
             input_ids: (B, L) int64, with [MASK] (and the kept tokens) at the masked positions.
             attention_mask, token_type_ids, position_ids: (B, L). Without padding, no mask is faster than all ones.
-            document_ids: (B, L) integers. Tokens see those of the same number only; let `position_ids` begin again in
-                each document. Raises ValueError for towers that cannot do it.
+            document_ids: (B, L) integers. A token sees only tokens with the same number; let `position_ids` begin
+                again in each document. Raises ValueError for towers that cannot do it.
             document_offsets: (N + 1,) int32, from the collator: the same in the form that flash attention reads.
-            masked_positions: (B, K) int64. The collator's are distinct; a replay may repeat one, and both count.
+            masked_positions: (B, K) int64. The collator's are distinct. A replay may repeat a position; both slots
+                count then.
             labels: the original ids: (B, K) with `masked_positions`, `-100` in unused slots; or (B, L), `-100`
-                wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
-                discriminator reads the sequences as they are, or `corrupted_input_ids`.
+                wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. With None there is no loss, and
+                the discriminator reads `corrupted_input_ids` or, without these, the sequences as they are.
             sampling_uniforms: (B, K, 2) float32 in [0, 1), from the collator; drawn here only when absent.
             corrupted_input_ids: (B, L); what the discriminator reads, in place of what would be sampled.
-            output_generator_logits, output_logits: also return those; the latter of an objective that predicts tokens.
+            output_generator_logits: also return the generator's logits.
+            output_logits: also return the logits of an objective that predicts tokens.
         """
         config = self.config
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
@@ -367,10 +376,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """As in `PreTrainedModel`: the word tables of both towers and the generator's output layer. Ties stay."""
+        """Resizes the word tables of both towers and the generator's output layer, as in `PreTrainedModel`. Ties
+        remain."""
         before = self.get_input_embeddings().num_embeddings
         for tower in self.towers.values():
-            # A stock resize changes its tensor in place: give each tower its own first, and tie them again after.
+            # A stock resize changes its tensor in place: give each tower its own tensor first, and tie them again
+            # afterwards.
             embedding = tower.get_input_embeddings()
             embedding.weight = nn.Parameter(embedding.weight.detach().clone())
             tower.tie_weights()
@@ -381,7 +392,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         return self.get_input_embeddings()
 
     def train(self, mode: bool = True) -> ElectraForRTDPretraining:
-        """As in torch; a frozen generator stays in evaluation mode, without dropout."""
+        """Sets the mode as in torch, but a frozen generator stays in evaluation mode, without dropout."""
         super().train(mode)
         if self.config.freeze_generator:
             self.generator.eval()
@@ -389,9 +400,10 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     @torch.no_grad()
     def append_tokens(self, pieces: Sequence[Sequence[int]]) -> None:
-        """Adds tokens at the end of the vocabulary, one for each list of old ids that stood for it until now. Its row
-        in a word table (with `sharing="gdes"` also of deltas) is the mean of theirs. Its bias in an output layer is
-        the lowest of theirs: it is no more frequent than the rarest of its pieces."""
+        """Adds tokens at the end of the vocabulary. Each entry of `pieces` lists the old ids that have stood for the
+        new token until now. The row of a new token in a word table (with `sharing="gdes"` also in the table of
+        differences) is the mean of their rows. Its bias in an output layer is the lowest of theirs, since it is no
+        more frequent than the rarest of its pieces."""
         before = self.get_input_embeddings().num_embeddings
         self.resize_token_embeddings(before + len(pieces), mean_resizing=False)
         for tower in self.towers.values():
@@ -405,7 +417,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def _settle_learning(self) -> None:
         if self.config.freeze_generator:
             self.generator.requires_grad_(False).eval()
-        # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.
+        # The `padding_idx` of stock towers would keep a [PAD] that the generator sampled from being learned.
         for tower in self.towers.values():
             for module in tower.modules():
                 if isinstance(module, nn.Embedding):
@@ -413,7 +425,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
 
 def _adopt_config(tower: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Makes `config`, which the pair saves, the one that the tower and each of its layers read."""
+    """Makes the tower and each of its layers read `config`, the configuration that the pair saves."""
     config._attn_implementation_internal = tower.config._attn_implementation
     for module in tower.modules():
         if isinstance(getattr(module, "config", None), PreTrainedConfig):

@@ -1,9 +1,9 @@
-"""What the discriminator learns: the paper's Table 5, and Electric.
+"""The objectives of the discriminator: those of the paper's Table 5, and Electric.
 
-An objective is a class: which stock model the discriminator is, its loss, and what is measured.
+An objective is a class that defines the discriminator's stock model, its loss, and what is measured.
 
-Notation: x the original sequence, x^c the corrupted one (every masked token replaced by a sample of the generator), m
-the masked positions.
+Notation: x is the original sequence, x^c the corrupted one (every masked token is replaced by a sample of the
+generator), m the masked positions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CorruptedBatch(NamedTuple):
 
     input_ids: Tensor  # (B, L), samples in place of the masked tokens ([MASK] where there is no generator)
     tower_inputs: dict[str, Tensor | None]  # these ids, or their `inputs_embeds` (B, L, E), `attention_mask` and so on
-    original_ids: Tensor | None  # (B, L), before masking; None where not known, as the slots
+    original_ids: Tensor | None  # (B, L), before masking; None, like the slots, where not known
     slots: MaskedSlots | None
     noise_log_probs: Tensor | None = None  # (B, L), of these ids under the generator; where the objective needs them
 
@@ -51,11 +51,11 @@ class MainOutput(NamedTuple):
     # (B, L), positive means replaced; or (B, K, V) or (B, L, V), only without labels or if asked for.
     logits: Tensor | None
     predictions: Tensor | None = None  # (B, K) or (B, L), most likely ids, of objectives that predict tokens
-    labels: Tensor | None = None  # (B, L) bool, what logits (B, L) should say; None: where the token was replaced
+    labels: Tensor | None = None  # (B, L) bool, targets of logits (B, L); None: the tokens that were replaced
 
 
 class Objective(ABC):
-    """What all objectives have."""
+    """The interface of all objectives."""
 
     masked_only: ClassVar[bool] = False  # the loss is a mean over the masked tokens, not over every real token
     measures: ClassVar[tuple[Measure, ...]]
@@ -65,11 +65,11 @@ class Objective(ABC):
 
     @staticmethod
     def tower_class(model_type: str) -> type[PreTrainedModel] | None:
-        """The stock model of the discriminator, of a family; None where there is none."""
+        """Returns the discriminator's stock model in a family; None where there is none."""
         return detector_class(model_type)
 
     def make_head(self, config: Any) -> nn.Module | None:
-        """A head that is trained with the towers but not exported with them; None without one."""
+        """Makes a head that is trained with the towers but not exported with them; None without one."""
         return None
 
     @abstractmethod
@@ -77,7 +77,8 @@ class Objective(ABC):
         """Runs the discriminator on a batch. `output_logits`: also return logits over the vocabulary."""
 
     def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-        """log p(x_t | x without t) of each token of unmasked sequences, as a pair has it: (B, L)."""
+        """Returns log p(x_t | x without t) under a pair for each token of unmasked sequences: (B, L). Raises
+        ValueError for an objective that gives none."""
         raise ValueError(f"objective={self.config.objective!r} gives no probability of a token in its context.")
 
 
@@ -86,7 +87,7 @@ class ReplacedTokenDetection(Objective):
 
         L = mean over every real token t of  -log D(x^c, t)  where x^c_t = x_t,  else  -log(1 - D(x^c, t))
 
-    with D the sigmoid of minus the logit.
+    where D is the sigmoid of minus the logit.
     """
 
     measures: ClassVar[tuple[Measure, ...]] = (LOSS_AT_ALL, Detection(masked_only=False))
@@ -103,11 +104,13 @@ class ReplacedTokenDetection(Objective):
         return MainOutput(replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED)), logits_BL)
 
     def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-        """For a perfect discriminator and a generator p_G, with a = (1 - p) / p (paper, appendix G):
+        """Returns log p_data. For a perfect discriminator and a generator p_G, with a = (1 - p) / p (paper, appendix
+        G):
 
             D = p_data (a + p_G) / (a p_data + p_G),  and so  p_data = D p_G / (a (1 - D) + p_G)
 
-        p is the share of the tokens that are drawn: a generator gives back the masked tokens that it sees.
+        Here p is the share of the tokens that are drawn. Masked tokens that stay visible do not count as drawn, since
+        a generator that sees them gives them back.
         """
         self.config.refuse_altered_draws()
         config = self.config
@@ -128,7 +131,7 @@ class MaskedOnlyDetection(ReplacedTokenDetection):
 
 
 class NoiseContrastiveEstimation(Objective):
-    """Electric (arXiv 2012.08561, section 2): the discriminator's output is an energy E, and with the generator q
+    """Electric (arXiv 2012.08561, section 2): the discriminator's output is an energy E. With q the generator,
 
         log p(x_t | x without t) = -E(x)_t
 
@@ -136,8 +139,8 @@ class NoiseContrastiveEstimation(Objective):
 
             E(x^c)_t + log q(x^c_t | x without t) + log(p / (1 - p))
 
-    with p the mask probability, and q without gradient. Where the draw is the original, it counts as drawn. The logits
-    are these; without labels, they are the energies.
+    where p is the mask probability, and q has no gradient. A draw that equals the original counts as drawn. The output
+    has these logits; without labels, it has the energies.
     """
 
     measures = (LOSS_AT_ALL, Detection(masked_only=False))
@@ -185,7 +188,7 @@ class ReplaceMLM(MaskedLM):
     L = mean over m of  -log p(x_t | x^c)
     """
 
-    log_likelihoods = Objective.log_likelihoods  # it has not seen [MASK]
+    log_likelihoods = Objective.log_likelihoods  # it has never seen [MASK]
 
 
 class AllTokensMLM(Objective):
@@ -193,7 +196,7 @@ class AllTokensMLM(Objective):
 
         p(x_t | x^c) = C_t [x^c_t = x_t] + (1 - C_t) softmax(t)[x_t]        L = mean over every real token of -log p
 
-    with the copy probability C_t the sigmoid of a head of its own, made as the stock discriminator's.
+    where the copy probability C_t is the sigmoid of a separate head, which is made like the stock discriminator's.
     """
 
     tower_class = staticmethod(masked_lm_class)
@@ -208,7 +211,7 @@ class AllTokensMLM(Objective):
         logits_BLV = output_layer(tower)(FAMILIES[tower.config.model_type].transform(tower, hidden_BLH))
         copy_BL = head(hidden_BLH)
         copy_BL = copy_BL if copy_BL.dtype.itemsize >= 4 else copy_BL.float()
-        # The copied token has C + (1 - C) p, any other (1 - C) p: the mode is one of two tokens.
+        # The copied token has the probability C + (1 - C) p, any other (1 - C) p, so the mode is one of two tokens.
         log_p_BLV = F.log_softmax(logits_BLV.to(copy_BL.dtype), dim=-1)
         best_BL = log_p_BLV.argmax(dim=-1)
         copied = _log_mixture(copy_BL, _at(log_p_BLV, batch.input_ids), torch.ones_like(copy_BL, dtype=torch.bool))
@@ -224,23 +227,24 @@ class AllTokensMLM(Objective):
 
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
-    """Binary cross-entropy of "this token was replaced" over all real tokens, [CLS] and [SEP] among them, in float32
-    (paper, section 2, L_Disc; google-research/electra run_pretraining.py weighs by `input_mask`)."""
+    """Returns the binary cross-entropy of "this token was replaced" over all real tokens, including [CLS] and [SEP],
+    in float32 (paper, section 2, L_Disc; google-research/electra run_pretraining.py weighs by `input_mask`)."""
     logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
     losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")
     return _sum_over_real(losses, attention_mask_BL)
 
 
 def token_log_probability(logits: Tensor, log_p: Tensor, drawn: float) -> Tensor:
-    """That of `ReplacedTokenDetection.log_likelihoods`, from the logit of being replaced, log p_G and p."""
+    """Computes the log-probability in `ReplacedTokenDetection.log_likelihoods` from the logit of being replaced, log
+    p_G, and the share p of drawn tokens."""
     log_odds = math.log(1 / drawn - 1)
     return F.logsigmoid(-logits) + log_p - torch.logaddexp(log_odds + F.logsigmoid(logits), log_p)
 
 
 def _sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
-    """Losses of every token, of which the real ones count."""
+    """Sums the losses of all tokens, of which only the real ones count."""
     if attention_mask_BL is None:
-        num_items = losses_BL.new_full((), losses_BL.numel())  # a number from the host would be waited for
+        num_items = losses_BL.new_full((), losses_BL.numel())  # copying a number from the host would wait
     else:
         real = attention_mask_BL.ne(0)
         losses_BL = losses_BL.where(real, 0.0)

@@ -1,5 +1,5 @@
-"""Runs exported graphs by onnxruntime, in place of models of torch: called as a model is, with tensors, they give an
-output with `.logits`. Heads that are not stock ones give the same output."""
+"""Runs exported graphs with onnxruntime in place of torch models. A graph is called with tensors, like a model, and
+returns an output with `.logits`. Heads that are not stock ones return the same class of output."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hf_electra_rtd.pair.places import read_stock_config
 
 
 TORCH = "torch"
-# By the names of `--runtime`: the file of the graph in an export. The names of files are those of transformers.js.
+# For each name of `--runtime`, the file of the graph in an export. Files are named as by transformers.js.
 GRAPHS = {"onnx": "onnx/model.onnx", "onnx-int8": "onnx/model_quantized.onnx"}
 RUNTIMES = (TORCH, *GRAPHS)
 MISSING = "{} is not installed. Install the extra `onnx`: pip install -e '.[onnx]'."
 
 
 class OnnxModel(nn.Module):
-    """The graph in a file, with the `config` of its model. A call takes as many threads as torch uses."""
+    """The graph in a file, with the `config` of its model. A call takes as many threads as torch uses, at most one per
+    core. Raises ValueError without onnxruntime, or for a file that it cannot read."""
 
     def __init__(self, path: str | os.PathLike[str], config: Any) -> None:
         super().__init__()
@@ -53,8 +54,9 @@ class OnnxModel(nn.Module):
         position_ids: Tensor | None = None,
         whole: bool = False,
     ) -> HeadOutput:
-        """As the model itself is called; what is not given is as there: all tokens are real, and of type 0. Positions
-        count from the first token: the graph holds them. `whole` is for models of correction, as there."""
+        """Is called like the model itself, with the same defaults: all tokens are real, and of type 0. `position_ids`
+        are ignored, because the graph counts positions from the first token. With `whole`, a model of correction
+        returns its whole output in place of `best_and_lead`."""
         given = {
             "input_ids": input_ids,
             "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,
@@ -70,9 +72,9 @@ class OnnxModel(nn.Module):
 
 
 def load_onnx(directory: str | os.PathLike[str], runtime: str = "onnx", kind: str | None = None) -> OnnxModel:
-    """The graph of an exported model, a directory that `hf-electra-rtd export` wrote; `runtime` is a name in `GRAPHS`.
-    Raises ValueError for another name or directory, for an export of another `kind` than is wanted, and without
-    onnxruntime."""
+    """Loads the graph of an exported model from a directory that `hf-electra-rtd export` wrote; `runtime` is a name in
+    `GRAPHS`. Raises ValueError for an unknown name, another directory, an export of another `kind` than is wanted, and
+    without onnxruntime."""
     directory = Path(directory)
     if runtime not in GRAPHS:
         raise ValueError(f"runtime: there is no {runtime!r}. {known_names(runtime, GRAPHS, 'graphs')}")

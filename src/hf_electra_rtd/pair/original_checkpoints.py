@@ -4,11 +4,12 @@
         --vocab_file vocab.txt --output_dir runs/converted
 
 reads `model.ckpt-1000000.index` and `.data-...`. It writes the joint model into `runs/converted`, to continue its
-pre-training, and both towers into its `generator` and `discriminator`: native checkpoints with their tokenizer. A
-checkpoint that holds only a discriminator gives that tower. `--size` is one of the released models (`small++` was
-released as ELECTRA-Small). Any other model needs its hparams, under the original's names, as a JSON file, such as
+pre-training, and both towers into its `generator` and `discriminator`: native checkpoints with their tokenizer. From a
+checkpoint that holds only a discriminator, it writes only that tower. `--size` is one of the released models
+(`small++` was released as ELECTRA-Small). Any other model needs its hparams, under the original's names, as a JSON
+file, such as
 {"model_size": "small", "model_hparam_overrides": {"num_hidden_layers": 6}, "vocab_size": 32000}. The optimizer's
-state is left out. TensorFlow, an optional extra, reads the file: pip install -e '.[tf]'
+state is left out. Reading the file needs TensorFlow, an optional extra: pip install -e '.[tf]'
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ RULES = (Rule("hparams", "Each says what the model is.", excludes=("size",)),)
 
 @dataclass
 class ConvertArguments:
-    """Which checkpoint, and what model it holds."""
+    """The checkpoint, and the architecture of its model."""
 
     tf_checkpoint: str = required("Path of its files up to .index.")
     vocab_file: str = required("The checkpoint's vocab.txt.")
@@ -55,7 +56,7 @@ class ConvertArguments:
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
         if self.hparams is None and self.size is None:
-            raise ValueError("The architecture is not known. Give --size or --hparams.")
+            raise ValueError("The architecture of the checkpoint is not given. Name --size or --hparams.")
 
 
 def main(argv: list[str]) -> None:
@@ -122,7 +123,7 @@ MODEL_HPARAMS: dict[str, Any] = {
     "disallow_correct": False,
     "temperature": 1.0,
 }
-# Hparams of data, training and machines: known, and without effect on a checkpoint.
+# Hparams of data, training and machines, which are accepted and have no effect on a checkpoint.
 OTHER_HPARAMS = (
     "model_name",
     "do_train",
@@ -173,8 +174,8 @@ OVERRIDES = (
 
 
 def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
-    """The configuration that hparams of google-research/electra describe, without what the original ignores. Raises
-    ValueError for an unknown hparam, a model that cannot be converted, or sizes that cannot be built."""
+    """Returns the configuration that hparams of google-research/electra describe, without what the original ignores.
+    Raises ValueError for an unknown hparam, a model that cannot be converted, or sizes that cannot be built."""
     refuse_unknown(hparams, (*MODEL_HPARAMS, *OTHER_HPARAMS), "google-research/electra")
     values = {**MODEL_HPARAMS, **hparams}
     if values["model_size"] == "small":
@@ -195,7 +196,7 @@ def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
     generator = derive_generator_config(discriminator, values["generator_hidden_size"], values["generator_layers"])
     sharing = "none" if values["untied_generator_embeddings"] else "embeddings"
     if sharing == "none":
-        generator.embedding_size = generator.hidden_size  # the original gives such a block no size of its own
+        generator.embedding_size = generator.hidden_size  # in the original, such a block has no size of its own
     if values["two_tower_generator"]:
         options["generator"] = "two_tower"
     return ElectraRTDConfig(sharing=sharing, generator_config=generator, **options)
@@ -219,8 +220,8 @@ def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
 
 # ---- From variables to a model ----
 
-# From a parameter's name in [`ElectraForRTDPretraining`] to its variable's name (model/modeling.py and
-# run_pretraining.py of the original), rule after rule. What ends in KERNEL is transposed.
+# Rules that turn, one after another, a parameter's name in [`ElectraForRTDPretraining`] into its variable's name
+# (model/modeling.py and run_pretraining.py of the original). Variables whose names end in KERNEL are transposed.
 VARIABLE_NAMES = (
     (r"^discriminator\.electra\.", "electra."),
     (r"^generator\.electra\.", "generator."),
@@ -241,12 +242,12 @@ OPTIMIZER_STATE = re.compile(r"(^|/)(adam_m|adam_v|global_step)$")
 
 
 def load_tf_checkpoint(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> Any:
-    """A pre-training checkpoint of google-research/electra as an [`ElectraForRTDPretraining`] in evaluation mode, or,
-    of one that holds a discriminator only, as an `ElectraForPreTraining`.
+    """Loads a pre-training checkpoint of google-research/electra as an [`ElectraForRTDPretraining`] in evaluation mode
+    or, if it holds only a discriminator, as an `ElectraForPreTraining`.
 
-    `prefix` is the path of its files up to `.index` and `.data-...`; `hparams` are those of its training under the
-    original's names, the others have the original's defaults. Raises ValueError for hparams that are unknown or cannot
-    be converted, and a checkpoint that cannot be read (TensorFlow must be installed) or does not fit them.
+    `prefix` is the path of its files up to `.index` and `.data-...`. `hparams` are those of its training, under the
+    original's names; missing ones have the original's defaults. Raises ValueError for hparams that are unknown or
+    cannot be converted, and for a checkpoint that cannot be read (TensorFlow must be installed) or does not fit them.
     """
     return model_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
 
@@ -268,9 +269,9 @@ def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
-    """Every parameter of a model by its variable's name; a tied one once, under the discriminator's. `prefix` is the
-    name of a single tower in the joint model, with a dot."""
-    # The generator comes first, so that the discriminator's name of a tied parameter is the last.
+    """Returns the parameters of a model by the names of their variables. A tied parameter occurs once, under the
+    discriminator's name. `prefix` is the name of a single tower in the joint model, with a dot."""
+    # The generator comes first, so the discriminator's name of a tied parameter is the one that stays.
     names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not name.endswith("_lm_head.weight"):  # it is the word table
@@ -283,15 +284,15 @@ def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def model_from_variables(config: ElectraRTDConfig, variables: Mapping[str, np.ndarray]) -> Any:
-    """The joint model of a configuration with these variables or, where they lack a generator, its discriminator; the
-    optimizer's state is ignored. Raises ValueError with a list of the variables that are missing, left over, or of
+    """Returns the joint model of a configuration with these variables or, if they lack a generator, its discriminator.
+    The optimizer's state is ignored. Raises ValueError with a list of the variables that are missing, left over, or of
     another shape."""
     is_whole = not config.has_generator_network or any(name.startswith("generator") for name in variables)
     tower = "" if is_whole else "discriminator."
     model: Any = ElectraForPreTraining(config.discriminator_config) if tower else ElectraForRTDPretraining(config)
     parameters = variables_of(model, tower)
     given = {name: value for name, value in variables.items() if not OPTIMIZER_STATE.search(name)}
-    # As they are in the checkpoint.
+    # The parameters in the layout of the checkpoint.
     views = {name: p.T if name.endswith(KERNEL) else p for name, p in parameters.items()}
     problems = {
         "missing variables": views.keys() - given.keys(),

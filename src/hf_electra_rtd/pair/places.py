@@ -1,6 +1,6 @@
-"""What is meant by the name of a model: a run, a saved pair, its networks, a network, a fine-tuned model.
+"""Finds out what the name of a model stands for: a run, a saved pair, its networks, a network, or a fine-tuned model.
 
-Every command asks [`identify`], so that each knows the same kinds of names. Only configurations are read.
+Every command asks [`identify`], so that all of them accept the same kinds of names. Only configurations are read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ WEIGHTS = (
     "model.safetensors",
     "adapter_model.safetensors",
 )
-# What a directory of a network holds.
+# The files that a directory of a network may hold.
 NETWORK_FILES = (CONFIG_FILE, "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES, *WEIGHTS)
-# What sentence-transformers writes beside these.
+# The files that sentence-transformers writes beside these.
 EMBEDDING_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
@@ -68,35 +68,36 @@ _HUB_OPTIONS = (
 
 @dataclass(frozen=True)
 class Place:
-    """What lies under a name. Places are directories or Hub ids; None where there is no such network."""
+    """What a name stands for. Its networks are directories or Hub ids, None where there is no such network."""
 
     name: str  # as it was given
     kind: str
-    config: Mapping[str, Any]  # its `config.json`; of networks that lie side by side, that of `detector`
+    config: Mapping[str, Any]  # its `config.json`; for networks side by side, that of `detector`
     pair: str | None = None  # both networks as one model
     generator: str | None = None
-    discriminator: str | None = None  # as fine-tuning takes it: of other families than ELECTRA without its head
-    detector: str | None = None  # the discriminator with its head (which predicts tokens by some objectives)
+    discriminator: str | None = None  # as fine-tuning takes it: without its head in other families than ELECTRA
+    detector: str | None = None  # the discriminator with its head (which predicts tokens with some objectives)
     model: str | None = None  # a single network, or a fine-tuned model
 
     @property
     def tokenizer(self) -> str:
-        """Where its tokenizer lies."""
+        """The directory or Hub id of its tokenizer."""
         return self.pair or self.detector or self.generator or self.model or self.name
 
     @property
     def encoder(self) -> str:
-        """What fine-tuning starts from. Of a pair without a directory for each network it is the pair."""
+        """What fine-tuning starts from: the discriminator or, where a pair has no directory for each network, the
+        pair."""
         return self.discriminator or self.pair or self.model or self.name
 
     @property
     def family(self) -> str:
-        """The `model_type` of its network; of a pair, that of the pair."""
+        """The `model_type` of its network, or of the pair."""
         return str(self.config.get("model_type", "electra"))
 
     @property
     def architecture(self) -> str | None:
-        """The class that the network was saved as; None where nothing tells."""
+        """The class that the network was saved as; None where it is not known."""
         return next(iter(self.config.get("architectures") or ()), None)
 
     @property
@@ -117,13 +118,13 @@ class Place:
 
     @property
     def adapter_base(self) -> str | None:
-        """The model that adapters belong to; None where there are none."""
+        """The model that its adapters belong to; None without adapters."""
         path = Path(self.model or self.name, ADAPTER_CONFIG)
         return read_json(path)["base_model_name_or_path"] if path.is_file() else None
 
     @property
     def has_weights(self) -> bool:
-        """Whether there are weights beside the configuration: always under a Hub id, never for a file."""
+        """Whether there are weights beside the configuration; always True for a Hub id, and False for a file."""
         path = Path(self.model or self.name)
         if not path.is_dir():
             return self.kind != CONFIGURATION
@@ -131,8 +132,8 @@ class Place:
 
     @property
     def objective(self) -> str | None:
-        """What the discriminator was trained for: as the pair says, or, of one of its networks, the pair in whose
-        directory it lies. None where nobody knows."""
+        """The objective that the discriminator was trained with, according to the pair or, for a single network, to
+        the pair in whose directory it lies. None where it is not known."""
         if self.pair is not None:
             return str(self.config.get("objective", ElectraRTDConfig.objective))
         network = self.model or self.detector
@@ -157,13 +158,13 @@ class Place:
             )
 
     def error(self, wanted: str) -> ValueError:
-        """What to raise where something else is `wanted`."""
+        """Returns the error to raise where something else is `wanted`."""
         saved_as = f", saved as {self.architecture}" if self.model is not None and self.architecture else ""
         return ValueError(f"{self.name} is {_CALLED[self.kind]}{saved_as}. Name {wanted}.")
 
     def load_config(self) -> Any:
-        """The configuration of a network of any family. Raises ValueError for one of no family that transformers
-        knows, and for what is not one network."""
+        """Loads the configuration of a network of any family. Raises ValueError for a family that transformers does
+        not know, and for anything but a single network."""
         if self.model is None or self.family == ElectraRTDConfig.model_type:
             raise self.error("one of its networks")
         if self.family not in CONFIG_MAPPING:
@@ -173,8 +174,8 @@ class Place:
 
 
 def identify(name: str | os.PathLike[str], **hub: Any) -> Place:
-    """What a directory, a Hub id or a configuration file is (`hub`: where on the Hub, as in `from_pretrained`). Raises
-    ValueError where nothing lies, or it cannot be read or reached."""
+    """Identifies a directory, a Hub id or a configuration file. `hub` says where it lies on the Hub, as in
+    `from_pretrained`. Raises ValueError if there is nothing, or it cannot be read or reached."""
     name = os.fspath(name)
     directory = Path(name)
     if directory.is_file():
@@ -192,8 +193,8 @@ def identify(name: str | os.PathLike[str], **hub: Any) -> Place:
 
 
 def _networks(name: str, there: Mapping[str, str]) -> Place:
-    """Networks side by side. The head of the discriminator lies with it, or, of other families than ELECTRA, in the
-    directory of the detector."""
+    """Returns the place of networks side by side. The discriminator's head lies with it or, in other families than
+    ELECTRA, in the directory of the detector."""
     discriminator = there.get("discriminator")
     detector = there.get(DETECTOR)
     if discriminator is not None:
@@ -212,7 +213,7 @@ def _networks(name: str, there: Mapping[str, str]) -> Place:
 
 
 def _fine_tuned_run(name: str) -> Place:
-    """The one model of a fine-tuning run."""
+    """Returns the place of the only model of a fine-tuning run. Raises ValueError for none or several."""
     models = sorted(str(path.parent) for path in Path(name).rglob(f"model/{CONFIG_FILE}"))
     if not models:
         raise ValueError(f"{name} holds no model: there is no {CONFIG_FILE}. Name a run, a checkpoint or a network.")
@@ -222,7 +223,7 @@ def _fine_tuned_run(name: str) -> Place:
 
 
 def _network(name: str, model: str, config: Mapping[str, Any]) -> Place:
-    """A single network, by the class that it was saved as."""
+    """Returns the place of a single network; its kind follows from the class that it was saved as."""
     architecture = next(iter(config.get("architectures") or ()), "")
     is_electra = config.get("model_type", "electra") == "electra"
     if FINE_TUNED_FOR in config:
@@ -237,7 +238,7 @@ def _network(name: str, model: str, config: Mapping[str, Any]) -> Place:
 
 
 def read_config(source: str | os.PathLike[str], **hub: Any) -> dict[str, Any]:
-    """The `config.json` of a directory or a Hub id. Raises ValueError if there is none, or it cannot be read or
+    """Reads the `config.json` of a directory or a Hub id. Raises ValueError if there is none, or it cannot be read or
     reached."""
     name = os.fspath(source)
     if Path(name).is_dir():
@@ -258,13 +259,13 @@ def read_config(source: str | os.PathLike[str], **hub: Any) -> dict[str, Any]:
 
 
 def read_stock_config(source: str) -> Any:
-    """The configuration of a stock model, with what transformers notes about where it came from."""
+    """Reads the configuration of a stock model, with transformers' notes about where it came from."""
     with reading(f"The configuration of {source}"):
         return load_pretrained(AutoConfig, source)
 
 
 def unreachable(source: Any, error: Exception) -> str:
-    """The message for a name under which nothing can be loaded."""
+    """Returns the message for a name from which nothing can be loaded."""
     reason = str(error).strip().partition("\n")[0].rstrip(".")
     return (
         f"{source} cannot be loaded: there is no such directory, and the Hub does not give it as safetensors. Check "

@@ -1,7 +1,8 @@
-"""What the generator and the discriminator share.
+"""The tensors that the generator and the discriminator share.
 
-A mode of sharing is a class: which tensors are one, and how the discriminator looks up ids. `transformers` ties them,
-from explicit names (patterns and shared modules do not survive `from_pretrained`).
+A mode of sharing is a class that defines which tensors are shared, and how the discriminator looks up ids.
+`transformers` ties the tensors by explicit names, because patterns and shared modules do not survive
+`from_pretrained`.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ class Sharing:
     """Shares nothing (Code `untied_generator_embeddings`; paper, section 3.2, "no weight tying")."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        """Names of the parameters of both towers' base models that are one tensor in both."""
+        """Returns the names of an encoder's parameters that are one tensor in both towers."""
         return ()
 
     def shared_pairs(self, generator: nn.Module, discriminator: nn.Module) -> list[tuple[str, str]]:
-        """Their names in two encoders, which may be of two families."""
+        """Returns the names of each shared parameter in two encoders, which may be of two families."""
         return list(zip(self.shared_parameters(generator), self.shared_parameters(discriminator), strict=True))
 
     def starting_pairs(self, generator: nn.Module, discriminator: nn.Module) -> list[tuple[str, str]]:
-        """The names of `starting_parameters`, likewise."""
+        """Returns the names of each of the `starting_parameters` in two encoders."""
         return list(zip(self.starting_parameters(generator), self.starting_parameters(discriminator), strict=True))
 
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        """Names of the parameters, likewise, that a new tower takes from a trained one."""
+        """Returns the names of an encoder's parameters that a new tower takes from a trained one."""
         return self.shared_parameters(encoder)
 
     def tied_weights(self, generator: Any, discriminator: Any) -> dict[str, str]:
-        """`{target: source}` for `PreTrainedModel._tied_weights_keys`: the discriminator owns what is shared."""
+        """Returns `PreTrainedModel._tied_weights_keys`, `{target: source}`. The discriminator owns what is shared."""
         if generator is None:
             return {}
         prefix = discriminator.base_model_prefix
@@ -52,34 +53,34 @@ class Sharing:
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
     ) -> dict[str, Tensor]:
-        """Keyword arguments that give the discriminator these ids (B, L)."""
+        """Returns the keyword arguments that give the discriminator these ids (B, L)."""
         return {"input_ids": input_ids}
 
     def begin(self, generator: Any, discriminator: Any) -> None:
         """Prepares towers that are new."""
 
     def join(self, generator: Any, discriminator: Any) -> None:
-        """Prepares towers that were trained on their own, so that each computes what it did."""
+        """Prepares towers that were trained separately, so that each of them still computes the same."""
 
     def resized(self, discriminator: Any, num_old_tokens: int) -> None:
-        """Puts in order what a resize of the word tables leaves."""
+        """Sets the rows that a resize of the word tables has added."""
 
     def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
-        """The discriminator's tensors as a tower of its own; None where they are those that it holds."""
+        """Returns the tensors of the discriminator as a tower of its own; None where they are those that it holds."""
         return None
 
 
 class WordSharing(Sharing):
-    """The word table alone; with it the generator's output softmax, which is tied to the word table."""
+    """Shares only the word table, and with it the generator's output softmax, which is tied to the word table."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         return (f"{word_table(encoder)}.weight",)
 
 
 class EmbeddingSharing(Sharing):
-    """The whole embedding block: word, position, token type and LayerNorm, as in google-research/electra
-    (model/modeling.py: look-up, `embedding_postprocessor` and its LayerNorm in one scope) and the paper (section
-    3.2)."""
+    """Shares the whole embedding block: word, position, token type and LayerNorm, as in google-research/electra
+    (model/modeling.py: look-up, `embedding_postprocessor` and its LayerNorm in one scope) and the paper (section 3.2).
+    """
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         return embedding_parameters(encoder)
@@ -97,9 +98,9 @@ class GradientDisentangledSharing(Sharing):
 
         E_D = sg(E_G) + E_delta
 
-    for words and, where they are learned, positions, with sg stopping the gradient: its loss moves its own deltas,
-    which begin at zero, and not the generator's tables. The deltas live in the stock tables of the discriminator;
-    `save_towers` adds them up.
+    for words and, where they are learned, positions. sg stops the gradient, so the discriminator's loss moves only its
+    own deltas, which begin at zero, and not the generator's tables. The stock tables of the discriminator hold the
+    deltas; `save_towers` adds the generator's tables to them.
     """
 
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Native towers: loaded whole or not at all, joined, and written."""
+"""Loads, joins and writes native towers. A tower is loaded whole or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hf_electra_rtd.pair.sharing import SHARING
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10  # tensors named in an error
-# Poolers and heads for pairs of sentences, which BERT was trained with; and buffers of old versions.
+# Tensors that may stay unread: BERT's poolers and heads for pairs of sentences, and buffers of old versions.
 _UNUSED = r"(^|\.)(pooler|seq_relationship)\.|\.position_ids$"
 
 
@@ -37,8 +37,8 @@ def load_towers(
     discriminator: str | os.PathLike[str] | PreTrainedModel,
     **kwargs: Any,
 ) -> tuple[ElectraRTDConfig, Any, Any]:
-    """The configuration that joins two native towers, the generator and the discriminator. Arguments are those of
-    `ElectraForRTDPretraining.from_generator_discriminator_pretrained`."""
+    """Loads two native towers. Returns the configuration that joins them, the generator, and the discriminator.
+    Arguments are those of `ElectraForRTDPretraining.from_generator_discriminator_pretrained`."""
     own = {field.name for field in dataclasses.fields(ElectraRTDConfig)} - {"dtype"}
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
     options["generator"] = kwargs.pop("generator_type", ElectraRTDConfig.generator)
@@ -61,7 +61,7 @@ def load_towers(
 
 
 def share(name: str, generator: Any, discriminator: Any) -> None:
-    """Prepares towers that were trained on their own for a mode of sharing; warns of tensors that will be lost."""
+    """Prepares towers that were trained separately for a mode of sharing; warns of tensors that will be lost."""
     sharing = SHARING[name]()
     mine = discriminator.base_model
     other = generator.base_model
@@ -78,7 +78,8 @@ def share(name: str, generator: Any, discriminator: Any) -> None:
 def load_tower(
     model_class: type[PreTrainedModel], source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any
 ) -> Any:
-    """Loads a native tower as `load_whole` does, in float32 unless `dtype` is given; a model stays as it is."""
+    """Loads a native tower as `load_whole` does, in float32 unless `dtype` is given. A model is returned as it is;
+    ValueError if it is of another class."""
     if isinstance(source, PreTrainedModel):
         if not isinstance(source, model_class):
             raise ValueError(f"The tower must be {model_class.__name__}, but is {type(source).__name__}.")
@@ -94,8 +95,8 @@ def load_masked_lm(source: str | os.PathLike[str] | PreTrainedModel, **kwargs: A
 
 
 def load_main_tower(objective: str, source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Any:
-    """Loads a discriminator of any family with its head, for an objective, as `load_tower` does. Raises ValueError,
-    too, for a model that classifies tokens by other labels than those of a detector."""
+    """Loads a discriminator of any family with its head, for an objective, as `load_tower` does. Also raises
+    ValueError for a model that classifies tokens by other labels than those of a detector."""
     config = _config_of(source, kwargs)
     model_class: Any = OBJECTIVES[objective].tower_class
     wanted = model_class(config.model_type) or model_class("electra")
@@ -112,16 +113,16 @@ def _config_of(source: str | os.PathLike[str] | PreTrainedModel, hub: dict[str, 
 
 
 def load_encoder(source: str | os.PathLike[str], config: Any) -> Any:
-    """The masked language model of an encoder's family with the weights of a directory or a Hub id. Its head is new
-    where there is none; layers beyond those of `config` are left out."""
+    """Loads the masked language model of an encoder's family with the weights of a directory or a Hub id. Its head is
+    new if the weights have none; layers beyond those of `config` are left out."""
     model_class: Any = masked_lm_class(config.model_type)
     new = rf"^(?!{re.escape(model_class.base_model_prefix)}\.)"
     return load_tower(model_class, source, config=config, unused="", new=new)
 
 
 def load_detector(source: str | os.PathLike[str]) -> Any:
-    """Loads a model whose `detectors.detection_logits` tell replaced tokens: ELECTRA's discriminator, or any family's
-    detector, from its directory or Hub id. Raises ValueError as `load_whole`, and for another model."""
+    """Loads a model for `detectors.detection_logits`: ELECTRA's discriminator, or any family's detector, from its
+    directory or Hub id. Raises ValueError as `load_whole` does, and for any other model."""
     place = identify(source)
     if place.kind != DETECTOR:
         raise place.error("a run, or the discriminator/ or detector/ of one")
@@ -136,11 +137,11 @@ def load_whole(
     load: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a model by `load` (`load_pretrained`), which gets `source` and `kwargs`. Returns it and the loading info.
-    `unused` is a regular expression for names of tensors that may be there, and are not read; `new` one for tensors
-    that may be missing, and are drawn. Raises ValueError for a source that cannot be reached, holds another type of
-    model or a pickle, is damaged, or has missing, unknown or (without `ignore_mismatched_sizes=True`) wrongly shaped
-    tensors."""
+    """Loads a model by `load` (by default `load_pretrained`), which gets `source` and `kwargs`. Returns the model and
+    the loading info. `unused` is a regular expression for the names of tensors that may be there and are not read,
+    `new` one for tensors that may be missing and are drawn. Raises ValueError for a source that cannot be reached,
+    holds another type of model or a pickle, is damaged, or has missing, unknown or (without
+    `ignore_mismatched_sizes=True`) wrongly shaped tensors."""
     if source is not None:
         _check_source(model_class, source, kwargs)
     mismatches_allowed = kwargs.pop("ignore_mismatched_sizes", False)
@@ -178,7 +179,7 @@ def load_whole(
 
 
 def fit_vocabulary(config: Any, tokenizer: Any) -> None:
-    """Sets the size of the vocabulary and the ids of special tokens, of a configuration for a new network."""
+    """Sets the vocabulary size and the ids of special tokens in the configuration of a new network."""
     config.vocab_size = len(tokenizer)
     for name in ("pad", "cls", "sep", "bos", "eos"):
         if name == "pad" or getattr(config, f"{name}_token_id", None) is not None:
@@ -207,7 +208,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def save_towers(towers: dict[str, PreTrainedModel], directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
-    """Writes each tower as a native checkpoint into `directory/<name>`, with the tokenizer as it reads it."""
+    """Writes each tower as a native checkpoint into `directory/<name>`, with a copy of the tokenizer that fits it."""
     for name, tower in towers.items():
         path = Path(directory) / name
         with naming(path):

@@ -1,9 +1,10 @@
-"""The network of Electric's noise: for every token, what its context says of it, in one pass.
+"""The network of Electric's noise distribution, which predicts every token from its context in one pass.
 
 arXiv 2012.08561, section 2.4; google-research/electra run_pretraining.py, `TwoTowerClozeTransformer`.
 
-Two encoders read the whole sequence. One sees what stands to the left of a place, the other what stands to its right.
-The state of position t joins that of the first at t - 1 and that of the second at t + 1, so it has not seen token t.
+Two encoders read the whole sequence. At each position, one sees only the tokens up to it, the other only those from it
+on. The state of position t joins that of the first encoder at t - 1 and that of the second at t + 1, so it has not
+seen token t.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from transformers import ElectraConfig, ElectraModel
 from transformers.models.electra.modeling_electra import ElectraGeneratorPredictions, ElectraPreTrainedModel
 
 
-# Added to the scores of what must not be seen, as in the original. It must stay finite: of the padding, the encoder
-# that reads to the left sees no real token, and the last [SEP] reads the state of the padding after it.
+# Added to the attention scores of tokens that must not be seen, as in the original. It must stay finite: at padding,
+# the encoder that reads from right to left sees no real token, and the last [SEP] reads the state of the padding after
+# it.
 _UNSEEN = -10000.0
 
 
@@ -29,7 +31,7 @@ class TwoTowerForCloze(ElectraPreTrainedModel):
     """
 
     base_model_prefix = "ltr"
-    _supports_flash_attn = _supports_flex_attn = False  # which add no numbers to scores
+    _supports_flash_attn = _supports_flex_attn = False  # these cannot add numbers to scores
     encoder_names = ("ltr", "rtl")  # left to right, right to left
     _tied_weights_keys = {"cloze_lm_head.weight": "ltr.embeddings.word_embeddings.weight"}  # noqa: RUF012
 
@@ -50,9 +52,10 @@ class TwoTowerForCloze(ElectraPreTrainedModel):
         self.cloze_lm_head = new_embeddings
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Tensor | None) -> Tensor:
-        """The states (B, L, E) that `cloze_lm_head` reads, of the sequences before masking (B, L). The ends are joined
-        as in the original: the first position reads the last state from the left, the last one the first from the
-        right. There are [CLS] and [SEP], which no loss counts."""
+        """Returns the states (B, L, E) that `cloze_lm_head` reads, for the sequences before masking (B, L). The ends
+        are joined as in the original: the first position reads the last state of the encoder that reads from left to
+        right, the last position the first state of the other. These positions hold [CLS] and [SEP], which no loss
+        counts."""
         left_LL = torch.ones(input_ids.shape[1], input_ids.shape[1], dtype=torch.bool, device=input_ids.device).tril()
         states = []
         for encoder, seen, shift in ((self.ltr, left_LL, 1), (self.rtl, left_LL.T, -1)):

@@ -1,7 +1,7 @@
-"""Who competes: ways to arrange the joint step of both towers, each with the same weights and batches.
+"""The contestants: ways to arrange the joint step of both towers, each with the same weights and batches.
 
-A contestant's name is an arrangement and how it is run: `ours`, `naive-bf16`, `ours-bf16-compiled`.
-Each has a method `run(steps)`, which takes so many steps and returns seconds a step.
+A contestant's name is its arrangement and how it is run: `ours`, `naive-bf16`, `ours-bf16-compiled`. Each has a method
+`run(steps)`, which takes so many steps and returns the seconds per step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_GRAD_NORM = 1.0
 
 
 class Losses(NamedTuple):
-    """Scalars; `total` is what is trained."""
+    """Scalar losses; `total` is the one that is trained."""
 
     generator: Tensor
     discriminator: Tensor
@@ -64,7 +64,7 @@ class Arrangement(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
-        """With `corrupted_BL`, the discriminator reads these rows; nothing is sampled."""
+        """Computes the losses. With `corrupted_BL`, the discriminator reads these rows, and nothing is sampled."""
 
     @abstractmethod
     def compile_parts(self) -> None: ...
@@ -75,7 +75,7 @@ class Arrangement(nn.Module, ABC):
 
 
 class StockTowers(Arrangement):
-    """Stock towers with one embedding block, holding a pair's weights."""
+    """Stock towers that share one embedding block, with the weights of a pair."""
 
     def __init__(self, pair: ElectraForRTDPretraining) -> None:
         super().__init__()
@@ -100,13 +100,13 @@ class StockTowers(Arrangement):
         return loss
 
     def read(self, batch: Batch, ids_BL: Tensor) -> dict[str, Tensor]:
-        """The arguments of either tower."""
+        """Returns the arguments of either tower."""
         inputs = {"input_ids": ids_BL, "token_type_ids": batch.inputs["token_type_ids"]}
         return inputs_of(self.generator.config, inputs)
 
 
 def _stock_copy(tower: Any) -> Any:
-    """The stock model with these weights, and without what the pair changes in its layers."""
+    """Returns the stock model with a tower's weights, without the pair's changes of its layers."""
     stock = type(tower)(copy.deepcopy(tower.config))  # a copy, since the configuration names the pair's attention
     if stock._supports_sdpa:
         stock.set_attn_implementation("sdpa")
@@ -153,14 +153,14 @@ class Ours(Arrangement):
 
 
 def make_pair(config: ElectraRTDConfig, seed: int, device: torch.device | str) -> ElectraForRTDPretraining:
-    """The pair whose weights all contestants start from."""
+    """Makes the pair from whose weights all contestants start."""
     torch.manual_seed(seed)
     pair: Any = ElectraForRTDPretraining(config)
     return pair.to(device)
 
 
 def copy_pair(pair: ElectraForRTDPretraining) -> ElectraForRTDPretraining:
-    """Another pair with the same weights."""
+    """Makes another pair with the same weights."""
     copied: Any = ElectraForRTDPretraining(pair.config)
     copied.to(pair.device)
     copied.load_state_dict(pair.state_dict())
@@ -182,7 +182,8 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant's name, taken apart: a key of `DESCRIPTIONS`; bfloat16 autocast; `torch.compile`."""
+    """The parts of a contestant's name: a key of `DESCRIPTIONS`, and whether it has bfloat16 autocast and
+    `torch.compile`."""
 
     base: str
     bf16: bool = False
@@ -190,7 +191,7 @@ class Entry:
 
     @classmethod
     def parse(cls, name: str) -> Entry:
-        """Raises ValueError for a name that means nothing."""
+        """Parses a name. Raises ValueError for an unknown one."""
         base, *modifiers = re.split("-(?=bf16|compiled)", name)
         if base not in DESCRIPTIONS or not set(modifiers) <= {"bf16", "compiled"} or (base == ORIGINAL and modifiers):
             raise ValueError(
@@ -205,7 +206,7 @@ class Entry:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the operands of its matrix products."""
+        """The dtype of the operands of its matrix products."""
         return torch.bfloat16 if self.bf16 else torch.float32
 
 
@@ -213,7 +214,7 @@ class Entry:
 
 
 class Contestant:
-    """An arrangement with its optimizer; it steps through batches that lie on the device already."""
+    """An arrangement with its optimizer, which trains on batches that lie on the device already."""
 
     def __init__(self, entry: Entry, pair: ElectraForRTDPretraining, batches: Sequence[Batch]) -> None:
         self.entry = entry
@@ -247,7 +248,7 @@ class Contestant:
 
 
 class TrainerLoop:
-    """`RTDTrainer` over the same rows, with a directory for it. It has at least one step of warm-up."""
+    """`RTDTrainer` on the same rows, with a directory of its own. It has at least one step of warm-up."""
 
     def __init__(
         self, entry: Entry, pair: ElectraForRTDPretraining, rows: Rows, warmup: int, directory: str | os.PathLike[str]
@@ -291,7 +292,7 @@ class TrainerLoop:
 
 
 class _Watch(TrainerCallback):
-    """Reads the clock behind the last step that is not timed and behind the last one."""
+    """Reads the clock after the last step that is not timed, and after the last step."""
 
     def __init__(self, warmup: int, clock: Clock) -> None:
         self.warmup = warmup
@@ -305,9 +306,9 @@ class _Watch(TrainerCallback):
 
 
 class GoogleElectra:
-    """The original's graph (`google_electra.py`) on the same rows, from a `checkout`, run by `python`, an interpreter
-    with TensorFlow 2.15. Its weights, masks and samples are its own, so only its first loss can be compared. Raises
-    ValueError, with its last words, if the process ends."""
+    """The original's graph (`google_electra.py`) on the same rows. `checkout` is a directory with the original,
+    `python` an interpreter with TensorFlow 2.15. Its weights, masks and samples are its own, so only its first loss
+    can be compared. Raises ValueError, with the end of its log, if the process ends."""
 
     def __init__(self, rows: Rows, num_batches: int, threads: int, checkout: str, python: str, directory: str) -> None:
         workload = rows.workload
@@ -350,7 +351,7 @@ class GoogleElectra:
         return self._read()
 
     def close(self) -> None:
-        self._process.communicate()  # the end of its input ends it
+        self._process.communicate()  # closing its input ends the process
 
     def _read(self) -> float:
         line = self._process.stdout.readline()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""What data cost: preparing text and feeding batches.
+"""Measures what data cost: preparing text and feeding batches.
 
     python benchmarks/data.py text.txt.zst --tokenizer vocab.txt --num_proc 2
 
-Preparation is measured against the tokenizer alone: the same lines, encoded with as many threads of its own. Both are
-measured in turn, and the median counts. Feeding runs on one core. A table for people comes first; the last line of the
-output is the same as JSON.
+Preparation is compared with the tokenizer alone, which encodes the same lines with as many threads. Both are measured
+alternately, and the median counts. Feeding runs on one core. The output is a table and, as its last line, the same as
+JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    os.environ["RAYON_NUM_THREADS"] = str(options.num_proc)  # of the tokenizer alone; read when it first encodes
+    os.environ["RAYON_NUM_THREADS"] = str(options.num_proc)  # for the tokenizer alone; read when it first encodes
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         text = gather_text(options.files, options.megabytes, directory / "text.txt")
@@ -88,7 +88,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def gather_text(files: Iterable[str], megabytes: float, path: Path) -> Path:
-    """The beginning of the files, repeated until there is enough, as plain text."""
+    """Writes the text of the files, repeated until there is enough, as plain text."""
     with open(path, "w", encoding="utf-8", newline="\n") as target:
         for file in cycle(files):
             for line in read_text(Source(file)):
@@ -101,8 +101,9 @@ def gather_text(files: Iterable[str], megabytes: float, path: Path) -> Path:
 def measure_preparation(
     text: Path, tokenizer: Any, directory: Path, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Preparation and the tokenizer alone, alternately."""
-    lines = [line for line in read_text(Source(str(text))) if line]  # without blank ones, as both encode them
+    """Measures preparation and the tokenizer alone, alternately."""
+    # without blank lines, which preparation does not encode either
+    lines = [line for line in read_text(Source(str(text))) if line]
     backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
@@ -149,7 +150,7 @@ def measure_preparation(
 
 
 def measure_feeding(text: Path, tokenizer: Any, directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Shuffled batches from the block file, without and with masks."""
+    """Measures shuffled batches from the block file, without and with masks."""
     blocks, _ = prepare_blocks(
         [str(text)], tokenizer, directory / "feeding", options.max_seq_length, disable_progress=True
     )

@@ -2,9 +2,10 @@
 
     TENSORFLOW_PYTHON benchmarks/google_electra.py '{"checkout": DIR, ...}'
 
-`contestants.py` starts it with an interpreter that has TensorFlow (2.15: later ones lack `tf.layers`) and nothing of
-ours. It builds the checkout's graph: masking, both towers, sampling, losses, clipping, optimizer. Then it writes the
-loss of the first step, and for each number of steps that it reads, the seconds a step; one JSON value a line.
+`contestants.py` starts it with an interpreter that has TensorFlow (2.15, since later versions lack `tf.layers`) and
+nothing of ours. It builds the checkout's graph: masking, both towers, sampling, losses, clipping, optimizer. Then it
+writes the loss of the first step and, for each number of steps that it reads, the seconds per step, as one JSON value
+per line.
 """
 
 import json
@@ -36,7 +37,7 @@ def layer_norm(inputs, begin_norm_axis, begin_params_axis, scope=None):
 
 
 def build(settings, directory):
-    """The step's operation, its loss, and the placeholder of its rows (B, L)."""
+    """Returns the operation of a step, its loss, and the placeholder of its rows (B, L)."""
     contrib = types.ModuleType("tensorflow.contrib")
     contrib.layers = types.SimpleNamespace(layer_norm=layer_norm)
     sys.modules[contrib.__name__] = contrib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Does the fast path train as the plain one does? Held-out curves of both, and a paired test of where they end.
+"""Does the fast path train as the plain one does? Held-out curves of both, and a paired test of their ends.
 
     python benchmarks/held_out_curve.py                        # bundled corpus, tiny: about 7 minutes on two cores
     python benchmarks/held_out_curve.py --seeds 5 --steps 400 --output_dir benchmarks/results
@@ -12,14 +12,14 @@ groups and clipping:
   collator's uniforms, ElectraAdamW(bias_correction=True);
 - `plain`: stock towers with cross_entropy at every token, samples by torch.multinomial, torch.optim.AdamW.
 
-They differ in their random numbers (dropout and samples) and in rounding, so that their curves may differ, but not
-their expectation. Both are evaluated by the same function: their weights in one ElectraForRTDPretraining, on the same
-held-out rows, masks and samples.
+They differ in their random numbers (dropout and samples) and in rounding. So single curves may differ, but not their
+expectations. Both are evaluated in the same way: their weights are put into one ElectraForRTDPretraining, which reads
+the same held-out rows, masks and samples.
 
-A seed is a pair, and the test at the end a paired t-test of each metric over seeds. A difference that is not
-significant (p = 0.05) is not proven to be none: its 95 % interval says how large it could still be.
+Each seed gives a pair of runs. The test at the end is a paired t-test of each metric over seeds. A difference that is
+not significant (p = 0.05) may still exist: its 95 % interval says how large it could be.
 
-Last on stdout is the report as one line of JSON.
+The last line on stdout is the report as JSON.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ METRICS = {
     "discriminator_loss": "discriminator loss",
     "discriminator_auc": "discriminator AUC",
 }
-HELD_OUT_SEED = 0  # of which documents are held out, and of their masks: the same for all seeds
+HELD_OUT_SEED = 0  # for the choice of held-out documents and for their masks; the same for all seeds
 HELD_OUT_BATCH_SIZE = 64
 
 
 class Text(NamedTuple):
-    """Training rows that are full, held-out rows, and their tokenizer."""
+    """Full training rows, held-out rows, and their tokenizer."""
 
     train: Subset
     held_out: BlockFile
@@ -78,8 +78,8 @@ class Text(NamedTuple):
 
 
 def prepare(files: Sequence[str], vocab_size: int, max_seq_length: int, directory: str) -> Text:
-    """Trains a tokenizer and prepares rows, once for all runs. The row at the end of the text, which is padded, is
-    left out: the plain arrangement has no masks for padding."""
+    """Trains a tokenizer and prepares rows, once for all runs. The row at the end of the text is padded and is left
+    out, because the plain arrangement has no masks for padding."""
     data = DataArguments(train_files=list(files), vocab_size=vocab_size)
     arguments = PreparationArguments(max_seq_length=max_seq_length, seed=HELD_OUT_SEED, disable_tqdm=True)
     tokenizer = get_tokenizer(data, arguments, Path(directory))
@@ -100,7 +100,7 @@ def make_ours(pair: ElectraForRTDPretraining, learning_rate: float) -> tuple[Arr
 
 def make_plain(pair: ElectraForRTDPretraining, learning_rate: float) -> tuple[Arrangement, torch.optim.Optimizer]:
     arrangement = Naive(pair)
-    # Stock embeddings never train [PAD]; the original does, and so do we. That is no matter of speed.
+    # Stock embeddings never train [PAD]; the original does, and so do we. This has nothing to do with speed.
     embeddings: Any = arrangement.generator.get_input_embeddings()
     embeddings.padding_idx = None
     groups = get_parameter_groups(arrangement, WEIGHT_DECAY)
@@ -111,7 +111,7 @@ VARIANTS = {"ours": make_ours, "plain": make_plain}
 
 
 class HeldOut:
-    """Evaluates an arrangement: its weights in a pair of our own, on the same rows, masks and samples every time."""
+    """Evaluates the weights of an arrangement in a pair of ours, on the same rows, masks and samples every time."""
 
     def __init__(self, text: Text, workload: Workload, device: str) -> None:
         self.accelerator = Accelerator(cpu=device == "cpu")
@@ -119,7 +119,7 @@ class HeldOut:
         collator = DataCollatorForRTD(
             text.tokenizer, workload.mask_probability, seed=HELD_OUT_SEED, max_seq_length=length
         )
-        # A generator of its own: a loader that begins draws a number, which dropout is not to notice.
+        # A loader draws a number when it begins. With a generator of its own, this does not change dropout.
         drawn = torch.Generator()
         rows = held_out_stream(text.held_out)
         loader = DataLoader(rows, HELD_OUT_BATCH_SIZE, collate_fn=collator, generator=drawn)
@@ -141,8 +141,8 @@ class HeldOut:
 def train(
     variant: str, seed: int, workload: Workload, options: argparse.Namespace, text: Text, held_out: HeldOut
 ) -> dict[str, Any]:
-    """One run: `variant`, `seed`, `ms_per_step` (without evaluations), and the `points` of its curve, from before the
-    first step to behind the last. Raises ValueError for a held-out metric that is not a number."""
+    """Trains one run. Returns `variant`, `seed`, `ms_per_step` (without evaluations), and the `points` of its curve,
+    from before the first step to after the last. Raises ValueError for a held-out metric that is not finite."""
     pair = make_pair(workload.config(), seed, options.device)
     arrangement, optimizer = VARIANTS[variant](pair, options.learning_rate)
     arrangement.to(options.device).train()
@@ -183,7 +183,7 @@ def train(
 
 
 def compare(ours: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
-    """A paired t-test of results that belong together, one pair a seed.
+    """Makes a paired t-test of results, one pair for each seed.
 
     Returns:
         `ours` and `plain`, each with `mean` and `std`; `difference`, the mean of ours - plain, with its 95 %
@@ -200,7 +200,7 @@ def compare(ours: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
 
 
 def compare_ends(curves: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The comparison of each metric behind the last step."""
+    """Compares each metric after the last step."""
     ends = {
         variant: [curve["points"][-1] for curve in curves if curve["variant"] == variant]  # by seed
         for variant in VARIANTS

@@ -1,4 +1,4 @@
-"""How a benchmark measures, and what it leaves behind: a table for people, one line of JSON, and a file."""
+"""How a benchmark measures, and what it reports: a table for people, one line of JSON, and a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_electra_rtd.base.records import collect_hardware, collect_versions, utc_
 
 
 def say(line: str) -> None:
-    """Progress, beside the report."""
+    """Prints progress to stderr, apart from the report."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -29,7 +29,7 @@ def say(line: str) -> None:
 
 
 class Clock:
-    """Seconds, once all that was asked of the device is done."""
+    """Returns the time in seconds, once the device has done all its work."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.is_gpu = torch.device(device).type == "cuda"
@@ -41,17 +41,19 @@ class Clock:
 
 
 def peak_memory(device: torch.device | str, process: int | str = "self") -> int:
-    """Bytes: on CUDA the most that was allocated, else the most of a process that was resident (0 but on Linux)."""
+    """Returns peak memory in bytes: on CUDA what was allocated, else the resident memory of a process (0 except on
+    Linux)."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated()
-    status = Path(f"/proc/{process}/status")  # `ru_maxrss` starts with what the parent had
+    status = Path(f"/proc/{process}/status")  # `ru_maxrss` would start with the parent's memory
     if not status.exists():
         return 0
     return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
 
 
 def summarise(seconds: Sequence[float], tokens: int, flops: int, gemm_peak: float) -> dict[str, float]:
-    """Figures of some rounds: seconds a step in each; tokens and FLOPs of a step; the peak in FLOP/s."""
+    """Returns the figures of some rounds. `seconds` holds the seconds per step of each round; `tokens` and `flops` are
+    those of a step; `gemm_peak` is in FLOP/s."""
     p10, median, p90 = (float(value) for value in np.quantile(seconds, (0.1, 0.5, 0.9)))
     return {
         "median_ms": 1000 * median,
@@ -64,7 +66,7 @@ def summarise(seconds: Sequence[float], tokens: int, flops: int, gemm_peak: floa
 
 
 def measure_gemm_peak(dtype: torch.dtype, device: torch.device | str, seconds: float = 1.0) -> float:
-    """The best FLOP/s of a large square matrix product. Spends `seconds` on it."""
+    """Measures the best FLOP/s of a large square matrix product. Spends `seconds` on it."""
     clock = Clock(device)
     side = 8192 if clock.is_gpu else 2048
     left = torch.randn((side, side), device=device).to(dtype)
@@ -85,7 +87,7 @@ def measure_gemm_peak(dtype: torch.dtype, device: torch.device | str, seconds: f
 
 
 def describe_run(benchmark: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The head of a report: code, date, machine, versions, how busy the machine was, and what was asked for."""
+    """Returns the head of a report: code, date, machine, versions, the load of the machine, and the configuration."""
     return {
         "benchmark": benchmark,
         "sha": _git("rev-parse", "HEAD"),

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Objectives, generators, maskings and modes of sharing at equal tokens, on the bundled corpus or your own.
+"""Compares objectives, generators, maskings and modes of sharing at equal tokens, on the bundled corpus or your own.
 
     python benchmarks/objective_table.py --output_dir runs/table                     # all rows, tiny, three seeds
     python benchmarks/objective_table.py --output_dir runs/table --rows rtd electric --seeds 1 --max_steps 1500
     python benchmarks/objective_table.py --output_dir runs/table --table_only        # of what is there
 
-Each row is a run of `hf-electra-rtd pretrain` in a directory of its own: a run that is finished is not repeated, so
-the same command continues where it was stopped. What stands behind `--` goes to every run (`-- --train_files ...`).
-The table has the mean over seeds and, from two seeds on, its 95 % interval (Student's t).
+Each row has a run of `hf-electra-rtd pretrain` for each seed, in a directory of its own. A finished run is not
+repeated, so the same command continues where it was stopped. Flags after `--` go to every run
+(`-- --train_files ...`). The table shows the mean over seeds and, from two seeds on, its 95 % interval (Student's t).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def directory_of(output_dir: Path, row: str, seed: int) -> Path:
 
 
 def train(directory: Path, flags: list[str]) -> bool:
-    """Trains unless the run is there. Its output goes to a file beside it. False if it failed."""
+    """Trains unless the run is finished, with its output in a file beside the directory. Returns False if it failed.
+    """
     if (directory / PretrainingRecord.FILE).exists():
         return True
     log = directory.with_suffix(".log")
@@ -65,7 +66,7 @@ def train(directory: Path, flags: list[str]) -> bool:
 
 
 def table(output_dir: Path, rows: list[str], seeds: list[int]) -> str:
-    """In Markdown; rows of which no run is finished are left out."""
+    """Returns the table in Markdown. Rows without a finished run are left out."""
     pretrainings = []
     for row in rows:
         directories = [directory_of(output_dir, row, seed) for seed in seeds]

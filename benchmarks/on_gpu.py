@@ -1,17 +1,17 @@
 #!/usr/bin/env python
-"""What only a GPU can show, in one call of a few minutes, from a checkout alone: nothing is installed or fetched.
+"""Shows what only a GPU can, in one call of a few minutes, from a checkout alone: nothing is installed or fetched.
 
     PYTHONPATH=src python benchmarks/on_gpu.py [--out runs/on_gpu] [--parts PART ...]
     PYTHONPATH=src python benchmarks/on_gpu.py --device cpu --size tiny                    # tries the script itself
 
-In this order: `correctness` (a step against float64 on the CPU, and some steps of training beside the CPU's);
-`waits` (what makes the host wait for the device within a step); `race` and `race_base` (speed, memory and share of
-the peak); `profile` of our step. The tests that a GPU can change are run by `pytest` as always, and a real run is one
-of `hf-electra-rtd pretrain`.
+The parts are, in this order: `correctness` (compares a step with float64 on the CPU, and some steps of training with
+the CPU's); `waits` (what makes the host wait for the device within a step); `race` and `race_base` (speed, memory and
+share of the peak); `profile` (of our step). `pytest` runs the tests that may depend on a GPU, and
+`hf-electra-rtd pretrain` does a real run.
 
-Each part is a process of its own with so many seconds (`PARTS`), so that one that fails, hangs or breaks the device
-leaves the others alone. Each finding is written at once, to OUT/results.json and to the page OUT/report.md. The exit
-status is 1 if a check failed, or `correctness` did not end.
+Each part runs in a process of its own with a time limit (`PARTS`), so that a part that fails, hangs or breaks the
+device does not stop the others. Each finding is written at once, to OUT/results.json and to the page OUT/report.md.
+The exit status is 1 if a check failed, or `correctness` did not finish.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ RACE = [  # the most telling first
 ]
 SECONDS = 1.0  # of a round of a race
 TRAINED_STEPS = 20
-# Relative errors that are allowed: of a loss and of the whole gradient, against float64 on the CPU; and of the losses
-# of the trained steps, on average, against float32 there.
+# Allowed relative errors: of a loss and of the whole gradient, compared with float64 on the CPU; and of the losses of
+# the trained steps, on average, compared with float32 on the CPU.
 TOLERANCES = {torch.float32: (1e-5, 1e-4, 1e-3), torch.bfloat16: (2e-2, 1e-1, 2e-2)}
 
 
@@ -72,7 +72,7 @@ class Job:
     out: Path
 
     def tell(self, finding: str, ok: bool | None = None, **values: Any) -> None:
-        """Writes a finding. `ok` says how a check ended; a figure has none."""
+        """Writes a finding. `ok` says how a check ended, None for a figure."""
         findings = read_findings(self.out)
         findings.append({"part": self.part, "finding": finding, "ok": ok, **values})
         texts = {"results.json": json.dumps(findings, indent=1, default=str), "report.md": make_page(findings)}
@@ -89,7 +89,7 @@ def read_findings(out: Path) -> list[dict[str, Any]]:
 
 
 def make_page(findings: Sequence[dict[str, Any]]) -> str:
-    """In Markdown: the checks that failed, then every finding with its numbers."""
+    """Returns a page in Markdown: the checks that failed, then every finding with its numbers."""
     failed = [f"- FAILED {row['part']}: {row['finding']}" for row in findings if row["ok"] is False]
     lines = ["# On a GPU", "", *(failed or ["No check failed."]), "", "| part | finding | ok | |", "|---|---|---|---|"]
     for row in findings:
@@ -99,7 +99,7 @@ def make_page(findings: Sequence[dict[str, Any]]) -> str:
 
 
 class Track:
-    """A step with its weights and rows, and how contestants come onto it."""
+    """A workload with its weights and rows, on which contestants are made."""
 
     def __init__(self, job: Job, workload: Workload) -> None:
         self.job = job
@@ -115,7 +115,7 @@ class Track:
 
 
 def correctness(job: Job) -> None:
-    """Names the machine; then a step against float64 on the CPU, and some steps of training beside the CPU's."""
+    """Names the machine, compares a step with float64 on the CPU, and some steps of training with the CPU's."""
     job.tell("machine", **collect_hardware(), versions=collect_versions(), cuda=torch.version.cuda)
     torch.set_float32_matmul_precision("highest")
     track = Track(job, replace(WORKLOADS[job.size][0], batch_size=8, dropout=0.0))
@@ -135,14 +135,14 @@ def correctness(job: Job) -> None:
 
 
 class Step(NamedTuple):
-    """In float64 on the CPU."""
+    """The losses and the gradient of a step, in float64 on the CPU."""
 
     losses: Tensor  # (2,)
-    gradient: Tensor  # of all parameters in a row
+    gradient: Tensor  # of all parameters, one after the other
 
 
 def take_step(contestant: Contestant, batch: Batch) -> Step:
-    """Without samples."""
+    """Computes the losses and the gradient for a batch, without sampling."""
     losses = contestant.losses(batch, batch.corrupted)
     losses.total.backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in contestant.arrangement.parameters()])
@@ -151,7 +151,7 @@ def take_step(contestant: Contestant, batch: Batch) -> Step:
 
 
 def compare_steps(job: Job, dtype: torch.dtype, step: Step, exact: Step) -> None:
-    """Tells how far losses and gradient in a dtype are from the exact ones. NaN passes nowhere."""
+    """Records how far losses and gradient in a dtype are from the exact ones. NaN fails every check."""
     of_losses, of_gradient, _ = TOLERANCES[dtype]
     error = (step.losses / exact.losses - 1).abs().max().item()
     job.tell(f"losses, {dtype}", error <= of_losses, error=error, allowed=of_losses)
@@ -160,7 +160,8 @@ def compare_steps(job: Job, dtype: torch.dtype, step: Step, exact: Step) -> None
 
 
 def train(contestant: Contestant, batches: Sequence[Batch]) -> Tensor:
-    """The loss of each step of training, float64, on the CPU. Nothing is drawn: the batches hold their fills."""
+    """Trains on the batches and returns the loss of each step, float64, on the CPU. Nothing is sampled: the batches
+    hold their fills."""
     losses = []
     for batch in batches:
         loss = contestant.losses(batch, batch.corrupted).total
@@ -174,7 +175,7 @@ def train(contestant: Contestant, batches: Sequence[Batch]) -> Tensor:
 
 
 def waits(job: Job) -> None:
-    """Which lines make the host wait for the device in every step?"""
+    """Finds the lines that make the host wait for the device in every step."""
     track = Track(job, WORKLOADS[job.size][0])
     steps = 20
     for name in ("naive", "ours", "ours-bf16", "trainer"):
@@ -190,7 +191,7 @@ def waits(job: Job) -> None:
         waited = [warning for warning in caught if "synchronizing CUDA operation" in str(warning.message)]
         lines = Counter(f"{Path(warning.filename).name}:{warning.lineno}" for warning in waited)
         in_every_step = [line for line, count in lines.items() if count >= steps]
-        # The naive step waits for sure: it shows that this check can see something.
+        # The naive step certainly waits, which shows that this check can find something.
         ok = bool(in_every_step) == (name == "naive") if job.device == "cuda" else None
         job.tell(f"lines that wait in every step of {name}", ok, number=len(in_every_step), lines=in_every_step)
 
@@ -219,10 +220,10 @@ def race(job: Job, index: int) -> None:
                 check_agreement(competitor, first, reference)
             began = time.time()
             competitor.run(5)
-            seconds_before = time.time() - began  # compilation, above all
+            seconds_before = time.time() - began  # mostly compilation
             steps = int(min(100, max(2, SECONDS / competitor.run(2))))
             rounds = [competitor.run(steps) for _ in range(3)]
-        except Exception as failure:  # a compiler, or other work than the stock towers'
+        except Exception as failure:  # of a compiler, or because the work is not that of the stock towers
             job.tell(f"{name} broke off", False, error=f"{type(failure).__name__}: {failure}"[:300])
         else:
             figures = summarise(rounds, workload.tokens, workload.flops(), peaks[entry.dtype])
@@ -231,7 +232,7 @@ def race(job: Job, index: int) -> None:
 
 
 def profile(job: Job) -> None:
-    """Where the time of our step goes."""
+    """Records where the time of our step goes."""
     competitor = Track(job, WORKLOADS[job.size][0]).competitor("ours-bf16" if job.device == "cuda" else "ours")
     competitor.run(5)
     ms = 1000 * competitor.run(20)  # without the profiler, which slows the host down
@@ -256,7 +257,7 @@ PARTS: dict[str, tuple[Callable[[Job], None], int]] = {
 
 
 def run_apart(job: Job) -> None:
-    """Runs a part in a process of its own, to its limit at most, and tells how it ended."""
+    """Runs a part in a process of its own, up to its time limit, and records how it ended."""
     log = job.out / f"{job.part}.log"
     flags = {"out": job.out, "device": job.device, "size": job.size, "only": job.part}
     command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in flags.items())]

@@ -6,21 +6,22 @@
     python benchmarks/pretraining_step.py --size base --batch_size 32 --max_seq_length 512 --device cuda
     python benchmarks/pretraining_step.py --backbone examples/backbones/modernbert-tiny.json --dropout 0 --steps 4
 
-All contestants run in one process, by turns (A B C A B C ...), with the same weights, rows, masked positions, dropout,
-clipping and kind of optimizer (AdamW, decay in two groups). Before anything is timed, their losses and the norm of
-their gradients are compared on the first batch, without dropout and with the same fills: one that differs ends the
-run. The FLOPs of a step are counted alike for everybody (matrix products, vocabulary projection of the masked tokens
-alone), so what a contestant computes in vain lowers its share of the GEMM peak, which is measured in the same run.
+All contestants run in one process, in turns (A B C A B C ...), with the same weights, rows, masked positions, dropout,
+clipping and kind of optimizer (AdamW, decay in two groups). Before anything is timed, their losses and the norms of
+their gradients are compared on the first batch, without dropout and with the same fills; a difference ends the run.
+The FLOPs of a step are the same count for every contestant (matrix products, with a vocabulary projection of only the
+masked tokens). So unnecessary computation lowers a contestant's share of the GEMM peak, which is measured in the same
+run.
 
-Contestants, each with `-bf16` (autocast) and `-compiled` (torch.compile) behind it: `naive` and `ours`; and `trainer`,
-the same model in `RTDTrainer`, data included. `google-electra` is the original's own graph, if there is a checkout of
-it and an interpreter with TensorFlow 2.15 (`pip install tensorflow-cpu==2.15.*` into an environment of Python 3.9 to
-3.11):
+The contestants are `naive`, `ours`, and `trainer`, which is the model of `ours` in `RTDTrainer`, data included. Each
+can have `-bf16` (autocast) and `-compiled` (torch.compile) behind its name. `google-electra` is the original's own
+graph, in a process of its own. It needs a checkout of the original and an interpreter with TensorFlow 2.15
+(`pip install tensorflow-cpu==2.15.*` into an environment of Python 3.9 to 3.11):
 
     python benchmarks/pretraining_step.py --google_electra electra --tensorflow_python tf/bin/python
 
 Peak memory is that of a process with this contestant alone: allocated on CUDA, else resident (compiler included).
-Last on stdout is the report as one line of JSON.
+The last line on stdout is the report as JSON.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from hf_electra_rtd.training.arguments import is_fast_in_bfloat16
 NUM_BATCHES = 4
 # Relative differences that are allowed: of losses, and of norms of gradients.
 TOLERANCES = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (2e-2, 1e-1)}
-FIRST_LOSS_TOLERANCE = 0.2  # of one with other random weights, masks and fills
+FIRST_LOSS_TOLERANCE = 0.2  # for a loss with other random weights, masks and fills
 
 
 # ---- Do all contestants do the same work? ----
@@ -70,8 +71,8 @@ class DisagreementError(Exception):
 
 
 def measure_work(contestant: Contestant, batch: Batch) -> dict[str, float]:
-    """Losses, and the norms of the gradients of the generator (without shared parameters) and of the discriminator;
-    without dropout, on rows that are corrupted already."""
+    """Returns the losses, and the norms of the gradients of the generator (without shared parameters) and of the
+    discriminator; without dropout, on rows that are corrupted already."""
     arrangement = contestant.arrangement.eval()
     losses = contestant.losses(batch, batch.corrupted)
     losses.total.backward()
@@ -95,7 +96,7 @@ def _gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
 
 
 def check_agreement(contestant: Contestant, batch: Batch, reference: dict[str, float]) -> dict[str, float]:
-    """The contestant's work. Raises DisagreementError if it is not the reference's."""
+    """Returns the contestant's work. Raises DisagreementError if it differs from the reference."""
     work = measure_work(contestant, batch)
     loss_tolerance, norm_tolerance = TOLERANCES[contestant.entry.dtype]
     for quantity, expected in reference.items():
@@ -110,7 +111,7 @@ def check_agreement(contestant: Contestant, batch: Batch, reference: dict[str, f
 
 
 def check_first_loss(name: str, loss: float, reference: dict[str, float], config: Any) -> None:
-    """Raises DisagreementError for a weighted loss that no other random weights, masks and samples can explain."""
+    """Raises DisagreementError for a weighted loss that other random weights, masks and samples cannot explain."""
     expected = config.generator_weight * reference["generator loss"]
     expected += config.discriminator_weight * reference["discriminator loss"]
     if not abs(loss - expected) <= FIRST_LOSS_TOLERANCE * expected:
@@ -123,7 +124,7 @@ def check_first_loss(name: str, loss: float, reference: dict[str, float], config
 def make_competitor(
     entry: Entry, pair: ElectraForRTDPretraining, rows: Rows, options: argparse.Namespace, directory: str
 ) -> Any:
-    """Anything with `run(steps)`."""
+    """Makes the competitor of an entry: an object with `run(steps)`."""
     if entry.base == TRAINER:
         return TrainerLoop(entry, pair, rows, options.warmup, directory)
     if entry.base == ORIGINAL:
@@ -180,7 +181,8 @@ def compete(
 
 
 def time_rounds(competitors: dict[Entry, Any], rounds: int, steps: int) -> dict[Entry, list[float]]:
-    """Seconds a step of each in every round: A B C A B C ..., so that they share the machine's moods."""
+    """Returns the seconds per step of each competitor in every round. They take turns (A B C A B C ...), so that the
+    changing speed of the machine affects all alike."""
     seconds: dict[Entry, list[float]] = {entry: [] for entry in competitors}
     for index in range(rounds):
         for entry, competitor in competitors.items():
@@ -190,7 +192,7 @@ def time_rounds(competitors: dict[Entry, Any], rounds: int, steps: int) -> dict[
 
 
 def measure_memory(workload: Workload, entry: Entry, options: argparse.Namespace) -> int:
-    """Peak of this process after a few steps of this contestant."""
+    """Returns the peak memory of this process after a few steps of this contestant."""
     with tempfile.TemporaryDirectory() as directory:
         rows = Rows(workload, directory, NUM_BATCHES)
         pair = make_pair(workload.config(), workload.seed, options.device)
@@ -215,7 +217,7 @@ def memory_in_new_process(workload: Workload, entry: Entry, options: argparse.Na
 
 
 def read_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Options with what follows from the device."""
+    """Reads the options, whose defaults depend on the device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in dataclasses.fields(Workload):
         kind = str if field.default is None else type(field.default)
@@ -248,7 +250,7 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def default_contestants(options: argparse.Namespace) -> list[str]:
-    """Those that suit the device."""
+    """Returns the contestants that suit the device."""
     names = ["naive", "ours", TRAINER]
     if options.device == "cuda":
         names += ["naive-bf16", "naive-bf16-compiled", "ours-bf16", "ours-bf16-compiled", "trainer-bf16"]

@@ -1,8 +1,8 @@
-"""What pre-training on many GPUs would take, computed: prints the tables of `docs/background/scale.md`.
+"""Computes what pre-training on many GPUs would take, and prints the tables of `docs/background/scale.md`.
 
     python benchmarks/scale_model.py
 
-No GPU was measured: what the model takes as given is in `GIVEN`, each number with its source or called an assumption.
+No GPU was measured. `GIVEN` holds what the model takes as given, each number with its source or called an assumption.
 FLOPs, parameters and operations come from this package.
 """
 
@@ -39,10 +39,10 @@ class Given(NamedTuple):
     value: float
     unit: str
     source: str
-    factor: float = 1.0  # of the unit, in the units of the formulas: bytes, seconds, FLOP
+    factor: float = 1.0  # from the unit to those of the formulas: bytes, seconds, FLOP
 
 
-# Latencies and factors alone: NCCL adds a base latency and corrections for sizes.
+# Only latencies and factors; NCCL also adds a base latency and corrections for sizes.
 _LLAMA = "Llama 3 (arXiv 2407.21783)"
 _NCCL = "NCCL 2.7.5, src/graph/tuning.cc"
 GIVEN = {
@@ -74,12 +74,12 @@ class Cluster:
     network: float = given("network") * given("reached of both")
 
     def all_reduce(self, num_bytes: float, gpus: int) -> float:
-        """Seconds for the sum of `num_bytes` over GPUs, bucket after bucket, by a ring or a tree, whichever is
-        quicker, as NCCL chooses."""
+        """Returns the seconds for the sum of `num_bytes` over GPUs, bucket after bucket, by a ring or a tree,
+        whichever is faster, as NCCL chooses."""
         if gpus == 1:
             return 0.0
         nodes = math.ceil(gpus / given("GPUs of a node"))
-        # A ring or a tree goes over each adapter of a node, and all of them are busy.
+        # A ring or a tree uses each adapter of a node, so all adapters are busy.
         bandwidth = given("NVLink") * given("reached of both")
         if nodes > 1:
             bandwidth = min(bandwidth, self.network * given("GPUs of a node"))
@@ -90,13 +90,13 @@ class Cluster:
 
 
 def ring_latency(gpus: int, nodes: int) -> float:
-    """Seconds: a part passes 2 (p - 1) hops, of which 2 (nodes - 1) count as those of the network."""
+    """Returns seconds: a part takes 2 (p - 1) hops, of which 2 (nodes - 1) count as hops of the network."""
     far = 2 * (nodes - 1)
     return far * given("the same between nodes") + (2 * (gpus - 1) - far) * given("hop of a ring")
 
 
 def tree_latency(gpus: int, nodes: int) -> float:
-    """Seconds: up and down a chain in a node, and a binary tree over the nodes."""
+    """Returns seconds: up and down a chain in a node, and a binary tree over the nodes."""
     near = (gpus / nodes - 1) * given("hop of a tree")
     return 2 * (near + math.log2(nodes) * given("the same between two nodes"))
 
@@ -106,9 +106,9 @@ class Step(NamedTuple):
 
     batch: int  # sequences, of all GPUs
     products: float
-    launches: float  # what the operations take to be launched, whatever they compute
+    launches: float  # to launch the operations, whatever they compute
     all_reduce: float
-    exposed: float  # of it, what the backward pass does not hide
+    exposed: float  # the part of `all_reduce` that the backward pass does not hide
 
     @property
     def seconds(self) -> float:
@@ -129,12 +129,12 @@ class Size:
         with torch.device("meta"):
             pair: Any = ElectraForRTDPretraining(self.work.config())
         self.gradient_bytes = FLOAT * count_parameters(pair)["total"]
-        # Its gradient is complete when the backward pass is over, so that nothing hides it.
+        # The gradient of the word table is complete when the backward pass is over, so nothing hides its reduction.
         self.word_table_bytes = FLOAT * pair.get_input_embeddings().weight.numel()
         self.operations = operations_of(pair.config.discriminator_config.num_hidden_layers)
 
     def step(self, gpus: int, cluster: Cluster | None = None) -> Step:
-        """A step with the recipe's batch, or of one sequence a GPU where that has fewer."""
+        """Returns a step with the recipe's batch, or with one sequence per GPU where that is more."""
         cluster = cluster or Cluster()
         batch = max(self.batch, gpus)
         products = self.work.flops() * batch / gpus / (cluster.share * given("peak of a GPU"))
@@ -146,7 +146,7 @@ class Size:
         return Step(batch, products, launches, before + last, exposed)
 
     def gpu_hours(self, gpus: int, cluster: Cluster | None = None) -> float:
-        """Of the whole recipe, without checkpoints and interruptions."""
+        """Returns the GPU hours of the whole recipe, without checkpoints and interruptions."""
         step = self.step(gpus, cluster)
         return float(self.batch * self.recipe["max_steps"] / step.batch * step.seconds * gpus / 3600)
 
@@ -157,15 +157,15 @@ def sizes() -> list[Size]:
 
 
 def operations_of(layers: int) -> int:
-    """Operations of a step of towers with so many layers. Their number does not depend on widths, so it is counted on
-    narrow networks of one and of two layers."""
+    """Returns the number of operations of a step of towers with so many layers. It does not depend on widths, so it is
+    counted on narrow networks of one and of two layers."""
     return count_operations(1) + (layers - 1) * (count_operations(2) - count_operations(1))
 
 
 @functools.cache
 def count_operations(layers: int) -> int:
-    """Of a step on a GPU in bfloat16, with dropout and meters, from the second one on: the first one also allocates
-    the optimizer's states."""
+    """Counts the operations of a step on a GPU in bfloat16, with dropout and meters, from the second step on: the
+    first one also allocates the optimizer's states."""
 
     class Counter(TorchDispatchMode):
         count = 0
@@ -181,7 +181,7 @@ def count_operations(layers: int) -> int:
 
 
 def a_step(pair: Any, work: Workload, checkpointing: bool = False) -> AbstractContextManager[Callable[[int], int]]:
-    """Takes steps of a run without numbers, in bfloat16 as on a GPU."""
+    """Yields a function that takes steps of a run without data, in bfloat16 as on a GPU."""
     with tempfile.TemporaryDirectory() as directory:
         batch = Rows(replace(work, batch_size=2), directory, num_batches=1).collate(0)
         args = RTDTrainingArguments(directory, report_to=[])
@@ -215,7 +215,7 @@ def step_table() -> str:
 
 
 def memory_table() -> str:
-    """The largest batch of each GPU, and how many of it make the recipe's batch on one GPU."""
+    """Shows the largest batch of each GPU, and how many such batches make the recipe's batch on one GPU."""
     rows = []
     for size in map(Size, ("small", "small++", "base", "large")):
         pair = ElectraForRTDPretraining(size.work.config())

@@ -1,4 +1,4 @@
-"""What every contestant works on: a pair's configuration, random rows in a block file, and masked batches of them."""
+"""The work of every contestant: a pair's configuration, random rows in a block file, and masked batches of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Workload:
 
     @property
     def num_masked(self) -> int:
-        """K."""
+        """K, the number of masked tokens of a row."""
         return num_masked(self.mask_probability, self.max_seq_length)
 
     def config(self) -> ElectraRTDConfig:
@@ -59,7 +59,8 @@ class Workload:
         )
 
     def flops(self) -> int:
-        """Of a step, with a vocabulary projection of the masked tokens alone: the same count for every contestant."""
+        """Returns the FLOPs of a step, with a vocabulary projection of only the masked tokens: the same count for
+        every contestant."""
         return model_flops(self.config(), self.batch_size, self.max_seq_length, self.num_masked)
 
     def tokenizer(self) -> BertTokenizer:
@@ -68,7 +69,7 @@ class Workload:
         return BertTokenizer(vocab=vocab, model_max_length=self.max_seq_length)
 
     def write_rows(self, directory: str | os.PathLike[str], num_sequences: int) -> BlockFile:
-        """`[CLS] A [SEP] B [SEP]` of random words, as a block file in `directory`."""
+        """Writes rows `[CLS] A [SEP] B [SEP]` of random words as a block file in `directory`."""
         random = np.random.default_rng(self.seed)
         ids = random.integers(len(SPECIAL_TOKENS), self.vocab_size, (num_sequences, self.max_seq_length))
         middle = self.max_seq_length // 2
@@ -83,13 +84,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Batch:
-    """A masked batch in the forms that contestants want.
+    """A masked batch in the forms that contestants need.
 
     Attributes:
         inputs: what the collator gives: `model(**inputs)`.
         labels: (B, L); the original ids of masked tokens, elsewhere -100.
         originals: (B, L); the rows before masking.
-        corrupted: (B, L); made-up fills, about half of them the original: for the comparison of losses.
+        corrupted: (B, L); the rows with made-up fills, about half of them the original, to compare losses.
     """
 
     inputs: dict[str, Tensor]
@@ -102,7 +103,7 @@ class Batch:
 
 
 def make_batch(inputs: dict[str, Tensor], vocab_size: int, device: torch.device | str) -> Batch:
-    """A collated batch of full rows on the device, in all its forms."""
+    """Returns a collated batch of full rows on the device, in all its forms. Raises ValueError for unused slots."""
     ids_BL = inputs["input_ids"]
     positions_BK = inputs["masked_positions"]
     labels_BK = inputs["labels"]

@@ -1,11 +1,11 @@
-"""Text of the web, as it is prepared on many machines: a pipeline of datatrove that filters documents and drops near
-copies (MinHash), with our step at its end.
+"""Prepares text of the web on many machines: a pipeline of datatrove that filters documents and drops near copies
+(MinHash), and ends with our preparation.
 
     python examples/deduplicate.py --data_folder corpus/ --tokenizer vocab.txt --output_dir corpora/web --tasks 8
 
-reads the JSON lines in `corpus/` and leaves `train/`, `held_out/` and `tokenizer/`, as `hf-electra-rtd prepare` does.
-Change it: another reader (`ParquetReader`, `WarcReader`), other filters, `SlurmPipelineExecutor`. A task that was
-killed runs again with the same command.
+reads the JSON lines in `corpus/` and writes `train/`, `held_out/` and `tokenizer/`, as `hf-electra-rtd prepare` does.
+Change it: another reader (`ParquetReader`, `WarcReader`), other filters, `SlurmPipelineExecutor`. The same command
+runs the tasks again that were killed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from hf_electra_rtd.data.tokenization import load_tokenizer
 
 
 class Words(WordTokenizer):
-    """Words stand between spaces. (For languages by their name, MinHash needs spaCy: `language="en"`.)"""
+    """Splits text into words at spaces. (For a language by its name, `language="en"`, MinHash needs spaCy.)"""
 
     def word_tokenize(self, text: str) -> list[str]:
         return text.split()
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2, help="Tasks at a time.")
     flags = parser.parse_args(argv)
-    # xxhash, datatrove's default, takes text only before its version 4.
+    # xxhash, datatrove's default, accepts text only in versions before 4.
     work, config = f"{flags.output_dir}/minhash", MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
 
     def run(pipeline: list, tasks: int, logging_dir: str) -> None:

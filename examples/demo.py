@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """A page that shows what a generator proposes and what a discriminator suspects, and how a model that was fine-tuned
-for it corrects texts.
+for correction corrects texts.
 
     python examples/demo.py --model runs/pretrain --corrector runs/corrector
 
@@ -28,7 +28,7 @@ from hf_electra_rtd.training.console import SCORES, ScoredToken, average_probabi
 
 
 _LONGEST = 20_000  # characters of a text
-_HOTTEST, _FROM_AVERAGE = (213, 94, 0), 4.0  # the colour of 5 times the average; black text is legible on all shades
+_HOTTEST, _FROM_AVERAGE = (213, 94, 0), 4.0  # the color of 5 times the average; black text is legible on all shades
 _CSS = """
 .heat span {display: inline-block; margin: 2px 1px; padding: 2px 6px; border-radius: 4px; color: #000}
 .heat b, .heat small {color: #000}
@@ -53,7 +53,7 @@ class DemoArguments:
 
 
 def heat_map(tokens: Sequence[ScoredToken], words: Sequence[str], remarks: Sequence[str]) -> str:
-    """Words over how much they are suspected, as HTML."""
+    """Returns HTML that shows each word above how much it is suspected."""
     average, spans = average_probability(tokens), []
     for token, word, remark in zip(tokens, words, remarks, strict=True):
         ratio = token.probability / average
@@ -66,7 +66,7 @@ def heat_map(tokens: Sequence[ScoredToken], words: Sequence[str], remarks: Seque
 
 
 def make_demo(arguments: DemoArguments) -> Any:
-    """The page, with models loaded. What fails with a text is told in place of the answer."""
+    """Returns the page, with models loaded. An error with a text is shown in place of the answer."""
     import gradio
 
     named = {name: getattr(arguments, name) for name in ("model", "generator", "runtime")}
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
     except ImportError:
         raise ValueError("gradio is not installed. Install the extra `demo`: pip install -e '.[demo]'.") from None
     demo = make_demo(arguments)
-    # The themes that are not the Base one fetch fonts.
+    # All themes except Base fetch fonts.
     options: dict[str, Any] = {"theme": gradio.themes.Base(), "css": _CSS, "footer_links": [], "ssr_mode": False}
     demo.launch(share=False, server_name="127.0.0.1", server_port=arguments.port, **options)
 

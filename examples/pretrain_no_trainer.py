@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Pre-training with a loop of your own, in bare `accelerate`: copy it and change it.
+"""Pre-trains with a loop of your own, in bare `accelerate`: copy this file and change it.
 
     accelerate launch --num_cpu_threads_per_process 2 examples/pretrain_no_trainer.py --output_dir runs/own_loop
 
@@ -35,11 +35,12 @@ def main() -> None:
     tokenizer = rtd.load_tokenizer(TOKENIZER)
     with accelerator.main_process_first():
         train, held_out = rtd.prepare_blocks([CORPUS], tokenizer, args.output_dir, LENGTH, held_out_share=0.05)
-    # The stream decides the order, and with the collator's seed all masks and samples: a run can resume at any step.
+    # The stream decides the order and, with the collator's seed, all masks and samples, so a run can resume at any
+    # step.
     stream = rtd.SequenceStream(train, args.max_steps * BATCH_SIZE * accelerator.num_processes, SEED)
     held_out_stream = rtd.SequenceStream(held_out, shuffle=False, first_position=2**40)  # with masks of its own
     collator = rtd.DataCollatorForRTD(tokenizer, seed=SEED, max_seq_length=LENGTH)
-    # Loaders draw from a generator of their own, so that they leave dropout its random numbers.
+    # Loaders draw from generators of their own, so that they do not change the random numbers of dropout.
     loader = DataLoader(stream, BATCH_SIZE, collate_fn=collator, generator=torch.Generator())
     held_out_loader = DataLoader(held_out_stream, 64, collate_fn=collator, generator=torch.Generator())
     model = rtd.ElectraForRTDPretraining(rtd.ElectraRTDConfig.from_size("tiny", vocab_size=len(tokenizer)))
@@ -48,7 +49,7 @@ def main() -> None:
     schedule = rtd.get_electra_schedule(optimizer, num_warmup_steps=100, num_training_steps=args.max_steps)
     set_seed(SEED, device_specific=True)  # dropout differs between processes
     model, optimizer, loader, held_out_loader = accelerator.prepare(model, optimizer, loader, held_out_loader)
-    accelerator.register_for_checkpointing(schedule)  # which is not prepared: it counts steps, not processes
+    accelerator.register_for_checkpointing(schedule)  # not prepared, so that it counts steps, not processes
     if checkpoints := sorted(args.output_dir.glob("checkpoint-*")):
         accelerator.load_state(str(checkpoints[-1]))
         loader = accelerator.skip_first_batches(loader, schedule.last_epoch)

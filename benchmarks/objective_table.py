@@ -50,8 +50,7 @@ def directory_of(output_dir: Path, row: str, seed: int) -> Path:
 
 
 def train(directory: Path, flags: list[str]) -> bool:
-    """Trains unless the run is finished, with its output in a file beside the directory. Returns False if it failed.
-    """
+    """Trains unless the run is finished; its output goes to a file beside the directory. False if it failed."""
     if (directory / PretrainingRecord.FILE).exists():
         return True
     log = directory.with_suffix(".log")

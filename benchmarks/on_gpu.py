@@ -55,7 +55,7 @@ RACE = [  # the most telling first
     "trainer-bf16-compiled",
     "naive-bf16-compiled",
 ]
-SECONDS = 1.0  # of a round of a race
+SECONDS = 1.0  # a round of a race
 TRAINED_STEPS = 20
 # Allowed relative errors: of a loss and of the whole gradient, compared with float64 on the CPU; and of the losses of
 # the trained steps, on average, compared with float32 on the CPU.
@@ -138,7 +138,7 @@ class Step(NamedTuple):
     """The losses and the gradient of a step, in float64 on the CPU."""
 
     losses: Tensor  # (2,)
-    gradient: Tensor  # of all parameters, one after the other
+    gradient: Tensor  # the gradients of all parameters, concatenated
 
 
 def take_step(contestant: Contestant, batch: Batch) -> Step:
@@ -223,7 +223,7 @@ def race(job: Job, index: int) -> None:
             seconds_before = time.time() - began  # mostly compilation
             steps = int(min(100, max(2, SECONDS / competitor.run(2))))
             rounds = [competitor.run(steps) for _ in range(3)]
-        except Exception as failure:  # of a compiler, or because the work is not that of the stock towers
+        except Exception as failure:  # a compiler failed, or the work is not that of the stock towers
             job.tell(f"{name} broke off", False, error=f"{type(failure).__name__}: {failure}"[:300])
         else:
             figures = summarise(rounds, workload.tokens, workload.flops(), peaks[entry.dtype])

@@ -58,7 +58,7 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
     (`ValueError`, `OSError`, `FloatingPointError`) prints `error: ...` and exits with status 2; any other error is a
     bug and shows a traceback. Sets `sys.argv[0]` to `hf-electra-rtd COMMAND`, so that records and messages call the
     command by this name however it was started."""
-    # Of `__main__`, the spec holds the name after `-m`.
+    # The spec of `__main__` holds the name after `-m`.
     module = getattr(sys.modules.get(command.__module__), "__spec__", None)
     for known, (path, _) in COMMANDS.items():
         if name == known or (module is not None and module.name == f"hf_electra_rtd.{path}"):

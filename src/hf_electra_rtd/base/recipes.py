@@ -20,9 +20,9 @@ class Size:
     architecture: Mapping[str, Any]
     generator_hidden_size: float  # width of the generator as a fraction of the discriminator's
     pretraining: Mapping[str, Any]  # fields of `RTDTrainingArguments`
-    initialization: str = "stock"  # of new networks; see `hf_electra_rtd.pair.initialization`
-    learning_rate: float = 3e-4  # of fine-tuning (paper, Table 7; Code agrees for large, and has 1e-4 for the others)
-    layerwise_lr_decay: float = 0.8  # of fine-tuning
+    initialization: str = "stock"  # for new networks; see `hf_electra_rtd.pair.initialization`
+    learning_rate: float = 3e-4  # for fine-tuning (paper, Table 7; Code has the same for large, 1e-4 for others)
+    layerwise_lr_decay: float = 0.8  # for fine-tuning
     is_published: bool = True  # whether paper or Code give this recipe; cards name deviations from it
 
 

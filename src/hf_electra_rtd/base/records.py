@@ -120,7 +120,7 @@ class FractionRecord(_Record):
 
     FILE = "fraction.json"
 
-    fraction: Number  # of the run's steps, as requested
+    fraction: Number  # share of the run's steps, as requested
     step: int  # optimizer steps until then
     sequences: int  # trained on until then, over all processes
     train_seconds: Number  # as in `PretrainingRecord`
@@ -212,8 +212,8 @@ class ExportRecord(_Record):
     model: dict[str, Any]  # what was exported: `name_or_path`, `sha256` (null if not a directory), `architecture`
     inputs: list[str]  # int64, (batch, sequence); in multiple choice (batch, choices, sequence)
     outputs: list[str]
-    megabytes: dict[str, Number]  # of `torch` (its parameters), `onnx` (the float32 graph) and `onnx-int8`
-    shapes: list[list[int]]  # of the batches on which the float32 graph was compared with torch
+    megabytes: dict[str, Number]  # sizes of `torch` (its parameters), `onnx` (the float32 graph) and `onnx-int8`
+    shapes: list[list[int]]  # those of the batches on which the float32 graph was compared with torch
     largest_difference: Number  # between the outputs for these batches
     tolerance: Number
     # Results on the rows of a file; empty without one. `predictions` is their number; `equal`, how many of each

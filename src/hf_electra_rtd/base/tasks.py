@@ -32,9 +32,9 @@ class Task:
     kind: str = "classification"  # or another kind of `kinds.KINDS`
     metrics: tuple[str, ...] = ("accuracy",)  # the first one chooses models and stands in tables
     labels: tuple[str, ...] = ()  # in the order of the model's outputs
-    columns: tuple[str, ...] = ("sentence",)  # of the one or two texts, or of the words to tag; as named on the Hub
+    columns: tuple[str, ...] = ("sentence",)  # hold the one or two texts, or the words to tag; as named on the Hub
     label_column: str = "label"  # holds the label, labels, number, tags, answers or right choice
-    id_column: str | None = None  # by default one with a common name, else the example's index is the id
+    id_column: str | None = None  # by default a column with a common name; without one, ids are indices
     dataset: str | None = None  # its id on the Hub, with `config` and `revision`
     config: str | None = None
     revision: str | None = None

@@ -41,8 +41,8 @@ class Family:
 
     # For a masked LM: maps hidden states (..., H) to the input of its output layer.
     transform: Callable[[Any, Tensor], Tensor]
-    output_layer: Callable[[Any], Any] = lambda model: model.get_output_embeddings()  # of a masked LM
-    first_position: Callable[[Any], int] = lambda config: 0  # of a configuration: the position id of the first token
+    output_layer: Callable[[Any], Any] = lambda model: model.get_output_embeddings()  # for a masked LM
+    first_position: Callable[[Any], int] = lambda config: 0  # for a configuration: the position id of the first token
     # Whether an encoder with this configuration has a table of positions.
     has_positions: Callable[[Any], bool] = lambda config: True
     # The stock model with one logit per token, positive where it was replaced; None means the one for token

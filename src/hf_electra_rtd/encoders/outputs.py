@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 class HeadOutput(ModelOutput):
     """The outputs of an exported graph, or of a head that is not a stock one. Those that it does not have are None."""
 
-    logits: Tensor | None = None  # of correction: (B, L, V) for the right tokens, or (B, L, 2) by `ops.best_and_lead`
+    logits: Tensor | None = None  # for correction: (B, L, V), of the right tokens, or (B, L, 2) by `ops.best_and_lead`
     start_logits: Tensor | None = None  # (B, L)
     end_logits: Tensor | None = None  # (B, L)
     detection_logits: Tensor | None = None  # (B, L), positive for wrong tokens

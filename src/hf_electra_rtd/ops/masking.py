@@ -52,7 +52,7 @@ def choose_masked_positions(
     last_B = np.sort(bits_BL, axis=1)[rows_B, np.maximum(counts_B - 1, 0)]
     threshold_B = np.where(counts_B > 0, np.minimum(last_B, _NO_CANDIDATE_BITS - 1), -1)
     chosen_BL = bits_BL <= threshold_B[:, None]
-    if (chosen_BL.sum(axis=1) > counts_B).any():  # of equal numbers at the threshold, the first are chosen
+    if (chosen_BL.sum(axis=1) > counts_B).any():  # equal numbers at the threshold: the first ones are chosen
         tied_BL = bits_BL == threshold_B[:, None]
         room_B = counts_B - (chosen_BL & ~tied_BL).sum(axis=1)
         chosen_BL &= ~tied_BL | (tied_BL.cumsum(axis=1) <= room_B[:, None])

@@ -44,11 +44,11 @@ INITIALIZATIONS = ("stock", "neighbours")
 # and their frequencies must be high: with slow sines, every token attends to itself.
 _POSITION_SIZE = 16  # dimensions that hold positions: a sine and a cosine for each frequency
 _FREQUENCIES = torch.linspace(0.6, 2.6, _POSITION_SIZE // 2)
-_AMPLITUDE = 0.15  # of the sines
+_AMPLITUDE = 0.15  # amplitude of the sines
 _WORD_SCALE = 0.1  # standard deviation of the word table
 _SHARPNESS = 6.0  # of the initial attention to a neighbor
 _OTHERS = 0.1  # factor of the other rows of these heads
-_OFFSETS = (-1, 1)  # of the tokens that the first heads attend to
+_OFFSETS = (-1, 1)  # relative positions of the tokens that the first heads attend to
 _SAME = 8.0  # logit of the initial attention to the same token elsewhere
 _AWAY = 9.0  # by how much a token's own position lowers this logit
 _LARGEST = 64  # dimensions of each of a token's two fitted vectors, at most; at least `_SMALLEST`

@@ -108,7 +108,7 @@ class Place:
 
     @property
     def fine_tuned_for(self) -> Mapping[str, Any] | None:
-        """What `finetune` wrote down about the task of its model."""
+        """What `finetune` recorded about the task of its model."""
         return self.config.get(FINE_TUNED_FOR)
 
     @property

@@ -389,6 +389,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         # -1 stands for none, as in max_steps; the default of a `--no_flag` is that of its `--flag`.
         has_none = action.default in (None, "", [], -1) or action.const is False
+        if isinstance(action.default, list) and not has_none:  # as it would be typed
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
         return action.help if has_none else super()._get_help_string(action)
 
 

@@ -1,9 +1,9 @@
-"""Runs pre-trainings one after the other in one process group: a worker for `test_processes.py`.
+"""Runs several pre-trainings in sequence in one process group. It is the worker of `test_processes.py`.
 
     torchrun --nproc_per_node 2 several_processes.py commands.json
 
-`commands.json` is a list of lists of flags. With `--shard`, training is sharded as on GPUs (FSDP2), which
-`accelerate` does not offer for CPUs: it is told that these are GPUs.
+`commands.json` is a list of lists of flags. With `--shard`, training is sharded as on GPUs (FSDP2).
+`accelerate` does not offer this for CPUs, so it is told that these are GPUs.
 """
 
 import json

@@ -45,12 +45,12 @@ def test_optimizers_of_transformers_have_one_rate_and_the_generators_own_is_told
         ({}, None, True, 256, "bf16", "are in bfloat16"),
         ({}, None, False, 256, "no", None),
         ({}, None, True, 128, "bf16", "are in bfloat16"),
-        ({}, None, True, 768, "no", "would be faster"),  # at this one no curves were compared
+        ({}, None, True, 768, "no", "would be faster"),  # learning curves were not compared at this size
         ({"bf16": True}, None, False, 768, "bf16", None),
         ({"bf16": False}, None, True, 256, "no", None),
         ({}, "no", True, 256, "no", None),
         ({}, "bf16", False, 768, "bf16", None),
-        ({"bf16": False}, "bf16", True, 256, "no", None),  # which the checkpoint then refuses
+        ({"bf16": False}, "bf16", True, 256, "no", None),  # the trainer refuses to resume this later
     ],
 )
 def test_a_cpu_multiplies_in_bfloat16_as_the_flag_or_the_checkpoint_says_and_else_where_it_is_faster(
@@ -80,7 +80,7 @@ def test_a_cpu_with_instructions_for_bfloat16_is_fast_with_it(monkeypatch, capab
 
 def test_a_fraction_is_complete_at_the_end_of_its_step():
     assert fraction_steps([1.0, 0.5, 0.07], 100) == {7: 0.07, 50: 0.5, 100: 1.0}
-    assert fraction_steps([0.001, 0.0625], 10) == {1: 0.0625}  # the largest of those that come to one step
+    assert fraction_steps([0.001, 0.0625], 10) == {1: 0.0625}  # of several at one step, the largest counts
     assert fraction_steps(None, 10) == {}
 
 

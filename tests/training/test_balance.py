@@ -1,4 +1,4 @@
-"""Generator and discriminator with a learning rate each; and what learns or counts in both loops."""
+"""Separate learning rates for generator and discriminator, and further rules of the trainer and its optimizers."""
 
 import pytest
 import torch
@@ -62,8 +62,8 @@ def test_the_generators_rate_is_that_of_what_it_alone_has_and_the_schedule_scale
 
 @pytest.mark.parametrize("sharing", ["none", "gdes"])
 def test_two_optimizers_one_after_the_other_are_one_with_two_rates(tmp_path, batch, sharing):
-    # As microsoft/DeBERTa trains: the generator steps first, then the discriminator on samples of the same forward
-    # pass. With gdes, its tables are also those of this pass.
+    # microsoft/DeBERTa trains like this: the generator takes its step first, then the discriminator, on samples from
+    # the same forward pass. With gdes, the discriminator also uses the tables as they were in that pass.
     args = arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=5e-3)
     ours = make(sharing=sharing)
     theirs = make(sharing=sharing)

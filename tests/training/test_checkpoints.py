@@ -1,4 +1,4 @@
-"""No half of a checkpoint is ever taken for whole, and no foreign one for one's own."""
+"""An incomplete checkpoint is never taken for a complete one, nor another run's checkpoint for one of this run."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ from tests.training.test_trainer import At, assert_equal_weights, interrupt, los
 
 
 def make_checkpoint(run, step, keep=None):
-    """A checkpoint as the loops write it."""
+    """Writes a checkpoint as the training loops do, and returns its path."""
     with writing_checkpoint(run, Accelerator(cpu=True), keep, TrainerState(global_step=step), {}) as path:
         path.mkdir()
         for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
@@ -42,7 +42,7 @@ def cut(path):
 
 
 def flip(path):
-    """Turns a bit over."""
+    """Flips one bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -98,11 +98,11 @@ def test_a_checkpoint_with_a_bit_turned_over_is_not_resumed_from(tmp_path, block
     [
         ("model.safetensors", 1000, "cannot be written: File too large"),
         ("optimizer.pt", 1000, "No space left to write"),
-        ("optimizer.pt", 90_000, "No space left to write"),  # in the middle, torch raises another error
+        ("optimizer.pt", 90_000, "No space left to write"),  # in the middle of the file, torch raises another error
     ],
 )
 def test_a_full_disk_while_training_keeps_the_checkpoints_before(tmp_path, blocks, tokenizer, name, lacking, message):
-    def limit(_):  # what the libraries make of an error of the system in the middle of a file
+    def limit(_):  # makes a write of the libraries fail in the middle of a file
         size = (tmp_path / "checkpoint-3" / name).stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size - lacking, before[1]))
 
@@ -122,7 +122,7 @@ def test_old_checkpoints_go_and_the_newest_stay(tmp_path):
         ([10], 3, [2, 3, 10]),
         ([4], 1, [4]),
         ([20, 30], None, [4, 20, 30]),
-        ([6, 8], 3, [4, 6, 8]),  # a run that fell back from the later ones
+        ([6, 8], 3, [4, 6, 8]),  # a run that resumed from step 4, because later checkpoints were damaged
     ):
         for step in steps:
             make_checkpoint(tmp_path, step, keep)
@@ -162,7 +162,7 @@ def test_a_record_of_an_earlier_end_does_not_stay_beside_later_models(tmp_path, 
 
 
 class Killed:
-    """Runs of `hf-electra-rtd pretrain` in processes of their own, with dropout, so that random states count."""
+    """Starts `hf-electra-rtd pretrain` in separate processes, with dropout, so that the random states matter."""
 
     def __init__(self, workplace, corpus):
         tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1).save_pretrained(workplace / "dropout")
@@ -198,14 +198,14 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_if_nobody_had_disturbed_
         is_there = (lambda: any(output_dir.glob(".checkpoint-*.partial-*"))) if number % 2 else (lambda: True)
         while process.poll() is None and (len(list_checkpoints(output_dir)) <= before + 2 or not is_there()):
             time.sleep(0.0005)
-        if number % 2 == 0:  # the others are killed while they write
+        if number % 2 == 0:  # in the other rounds, it is killed while it writes a checkpoint
             time.sleep(draw.uniform(0, 0.01))
         assert process.poll() is None
         process.kill()
         process.wait()
         for checkpoint in list_checkpoints(output_dir):
             for file in checkpoint.iterdir():
-                if file.name not in ("trainer_state.json", "checkpoint.json"):  # which hold times
+                if file.name not in ("trainer_state.json", "checkpoint.json"):  # these hold times
                     assert file.read_bytes() == (tmp_path / "undisturbed" / checkpoint.name / file.name).read_bytes()
     assert runs.start("run").wait(timeout=120) == 0
     for name in ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors"):

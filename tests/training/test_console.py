@@ -1,4 +1,4 @@
-"""What a person sees of a run; a dry run shows what a run does, and changes nothing."""
+"""The console output of a run. A dry run shows what the run would do, and changes nothing."""
 
 import copy
 import io
@@ -22,7 +22,7 @@ RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "lear
 
 @pytest.fixture
 def show(model, blocks, tokenizer, tmp_path):
-    """Prints a dry run of 48 sequences, and returns what it printed."""
+    """Returns a function that makes a dry run of 48 sequences, and returns its output."""
 
     def show(pair=model, memory=None, **options):
         screen = Console(file=io.StringIO(), width=110)
@@ -39,7 +39,7 @@ def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
     counts = count_parameters(model)
     shared = counts["generator"] + counts["discriminator"] - counts["total"]
     parameters = f"Together {counts['total']:,} parameters; {shared:,} are shared (--sharing embeddings)."
-    # In float32, with two moments of Adam.
+    # Weights, gradients and Adam's two moments, in float32.
     memory = f"{4 * 4 * counts['total'] / 1000:.1f} kB for weights, gradients and the optimizer's states"
     length = ("6 of 8 sequences", f"1,536, {48 / len(blocks[0]):.2f} passes")
     for expected in (parameters, memory, *length, "matrix products"):
@@ -54,7 +54,7 @@ def test_the_memory_of_a_run_is_that_of_its_optimizer(show, model):
     total = count_parameters(model)["total"]
     groups = get_parameter_groups(model, 0.01, muon=True)
     matrices = sum(each.numel() for group in groups if "muon" in group for each in group["params"])
-    assert matrices > 0  # which have one moment, not two
+    assert matrices > 0  # Muon keeps one moment of these, not two
     assert f"{4 * (4 * total - matrices) / 1000:.1f} kB for weights" in show(optim="muon")
 
 

@@ -1,4 +1,4 @@
-"""Going on with a pair that was trained: from one name to both towers, a recipe, new words, and what is forgotten."""
+"""Continued training of a pair: finding both towers by one name, the recipe, new words, and the loss on old text."""
 
 import shutil
 import sys
@@ -28,16 +28,16 @@ def logits(pair):
 
 
 def given(**flags):
-    """The values of all flags: None for those that are not given."""
+    """Returns the values of all flags, with None for those that are not given."""
     return {field.name: None for type_ in (ModelArguments, RTDTrainingArguments) for field in fields(type_)} | flags
 
 
-# ---- Where the towers are ----
+# ---- Finding the towers ----
 
 
 @pytest.fixture
 def places(finished_run, tokenizer, tmp_path):
-    """The pair of a finished run in every form that it can have, by name."""
+    """Saves the pair of a finished run in every supported form. Returns the paths by form, and the pair."""
     pair = ElectraForRTDPretraining.from_pretrained(finished_run)
     pair.save_towers(tmp_path / "towers", tokenizer)
     pair.save_pretrained(tmp_path / "pair")
@@ -61,19 +61,19 @@ def test_both_towers_are_found_and_go_on_as_they_were(places, tokenizer, form, c
     for name, parameter in built.named_parameters():
         assert torch.equal(parameter, pair.get_parameter(name)), name
     assert (built.config.sharing, arguments.initialization) == ("embeddings", None)
-    assert "as wide as" not in caplog.text  # half as wide
+    assert "as wide as" not in caplog.text  # the generator is half as wide
 
 
 @pytest.mark.parametrize("before", ["none", "embeddings", "gdes"])
 @pytest.mark.parametrize("now", [None, "none", "embeddings", "gdes"])
 def test_what_is_shared_follows_from_the_pair_or_from_the_flag(tmp_path, tokenizer, caplog, before, now):
     pair = ElectraForRTDPretraining(tiny_config(sharing=before, temperature=0.5))
-    with torch.no_grad():  # that of 'gdes' began at zero
+    with torch.no_grad():  # with 'gdes', this table began at zero
         pair.get_input_embeddings().weight.add_(0.1 * torch.randn(55, 16))
     pair.save_pretrained(tmp_path)
     built = build_model(ModelArguments(continue_from=str(tmp_path), sharing=now), tokenizer, 32)
     assert (built.config.sharing, built.config.temperature) == (now or before, 0.5)
-    torch.testing.assert_close(logits(built)[0], logits(pair)[0])  # sums, with 'gdes'
+    torch.testing.assert_close(logits(built)[0], logits(pair)[0])  # not bit for bit: with 'gdes', its table is a sum
     if now != "embeddings" or before == now:  # else the generator takes the discriminator's tables
         assert torch.equal(logits(built)[1], logits(pair)[1])
     tables = {id(tower.get_input_embeddings().weight) for tower in built.towers.values()}
@@ -206,7 +206,7 @@ def test_new_rows_are_the_mean_of_their_pieces_and_everything_else_stays(tmp_pat
         sorted(sorted(name for name in names if names[name] == each) for each in set(names.values()))
         for names in (tied, {name: id(p) for name, p in pair.named_parameters(remove_duplicate=False)})
     ]
-    assert groups[0] == groups[1]  # what was one tensor is one again, and nothing else
+    assert groups[0] == groups[1]  # the same tensors are tied as before
     for place in (None, tmp_path):
         if place is not None:
             pair.save_pretrained(place)
@@ -230,7 +230,7 @@ def native_towers(pair):
 
 @pytest.fixture
 def go_on(tmp_path, finished_run, monkeypatch):
-    """Runs the command on other text; returns its directory."""
+    """Returns a function that runs the command on new text, and returns the directory of the run."""
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
     words = 5 * ["gardenings", "morningeds"] + 4 * ["riverings"]
     (tmp_path / "new.txt").write_text(make_text(40, seed=5) + "\n\n" + " the mill .\n\n".join(words) + "\n")
@@ -257,7 +257,7 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
     record = PretrainingRecord.load(run)
     shown = capsys.readouterr().out
     training, model, data = (record.arguments[group] for group in ("training", "model", "data"))
-    assert (training["bias_correction"], training["max_steps"]) == (True, 4)  # the recipe, and a flag
+    assert (training["bias_correction"], training["max_steps"]) == (True, 4)  # from the recipe, and from a flag
     assert (model["size"], model["extend_vocabulary"]) == ("tiny", 2)
     assert (model["continue_from"], data["old_held_out_files"]) == ("run", ["old.txt"])
     assert record.data["old_held_out"]["sources"][0]["name"] == "old.txt"
@@ -268,7 +268,7 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
         losses = [metrics["generator_loss"] for metrics in times.values()]
         assert losses[0] != losses[1]
         assert all(f"{loss:.3f}" in shown for loss in losses)
-    assert shown.count("old text") == 3  # before, on the way and after
+    assert shown.count("old text") == 3  # before, during and after the training
     assert "eval_old_bigram_auc" not in {name for entry in record.curves for name in entry}
     card = pretraining_card(record, "discriminator", "me/mine-discriminator", CardArguments())
     assert "further from `run`\nwith 2 new words of this text at the end of the vocabulary,\non " in card
@@ -279,10 +279,10 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_electra_rtd.training.plan.identify", lambda name: planned.append(name) or identify(name))
         go_on("--dry_run", output_dir="dry", **more)
-    assert planned == [str(finished_run)]  # once, for the recipe and the pair
+    assert planned == [str(finished_run)]  # the pair is identified once, for the recipe and the networks
     assert "Nothing was trained" in capsys.readouterr().out
 
-    # The same command, from its checkpoint, reads no text for words and ends the same.
+    # Resumed from its checkpoint, the same command chooses no words again, and ends with the same weights.
     weights = (run / "model.safetensors").read_bytes()
     for name in ("checkpoint-4", "generator", "discriminator"):
         shutil.rmtree(run / name)

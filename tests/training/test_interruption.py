@@ -15,7 +15,7 @@ from tests.training.test_trainer import At, make_trainer
 
 @pytest.fixture
 def trained(tmp_path, blocks, tokenizer):
-    """Trains until a signal that comes within a step; returns the trainer, and whether it was stopped."""
+    """Returns a function that trains until a signal in a step, and returns the trainer and whether it was stopped."""
 
     def train(step, number=signal.SIGINT, **options):
         with StopSignal() as stop:
@@ -31,9 +31,9 @@ def trained(tmp_path, blocks, tokenizer):
 def test_a_signal_ends_the_step_and_saves(tmp_path, trained, number, caplog):
     before = signal.getsignal(number)
     trainer, stopped = trained(3, number, save_steps=100, eval_steps=4)
-    assert (stopped, trainer.state.global_step) == (True, 4)  # the step in which the signal came was the fourth
+    assert (stopped, trainer.state.global_step) == (True, 4)  # the signal came during the fourth step
     assert trainer.state.log_history[-1]["step"] == 4
-    assert not any("eval_loss" in logs for logs in trainer.state.log_history)  # it would delay the checkpoint
+    assert not any("eval_loss" in logs for logs in trainer.state.log_history)  # this would delay the checkpoint
     assert latest_checkpoint(tmp_path / "run").name == "checkpoint-4"
     assert "this step is finished and saved first" in caplog.text
     assert signal.getsignal(number) is before

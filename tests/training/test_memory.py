@@ -1,4 +1,4 @@
-"""The memory of a step on a GPU, counted without one."""
+"""The GPU memory of a training step, counted without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.families_for_tests import FAMILY_NAMES, tiny_family_config
 
 @pytest.fixture
 def count(tmp_path):
-    """Peaks of steps of a pair with batches of these sizes."""
+    """Returns a function that counts the peak memory of a training step for each of several batch sizes."""
 
     def count(pair, *sizes, length=32, dtype=torch.bfloat16, **options):
         vocab_size = pair.config.discriminator_config.vocab_size
@@ -64,10 +64,11 @@ def test_attention_on_a_gpu_keeps_no_weights_of_pairs_of_tokens(count):
     (eager,) = count(pair, 32, length=length)
     tower = config.discriminator_config
     weights = 32 * tower.num_hidden_layers * tower.num_attention_heads * length**2
-    assert eager - fused > 4 * weights  # softmax in float32, at least
+    assert eager - fused > 4 * weights  # eager attention keeps at least the softmax in float32
 
 
-# GiB, of a run on fake CUDA tensors (a device guard, hooks and the choice of a kernel in C++ beside torch).
+# In GiB, from a run on fake CUDA tensors, which needed C++ code beside torch (a device guard, hooks and the choice of
+# a kernel).
 ON_FAKE_CUDA = [
     ("small", 128, 128, torch.bfloat16, False, 2.73),
     ("small", 128, 128, None, False, 4.17),

@@ -28,7 +28,7 @@ MEASURES = (*MaskedLMGenerator.measures, *ReplacedTokenDetection.measures)
 
 @pytest.fixture
 def by_hand():
-    """Two sequences of four tokens, the last of the second padding; two slots each, the last of the second unused."""
+    """Two sequences of four tokens and two slots. The second has one token of padding, and its last slot is unused."""
     inputs = {
         "input_ids": torch.tensor([[2, 4, 11, 3], [2, 4, 3, 0]]),
         "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]),
@@ -91,7 +91,7 @@ def test_the_estimated_auc_is_right_for_normal_logits(by_hand):
 def test_held_out_metrics_count_by_hand_and_ignore_padding(by_hand, model):
     def held_out(output, inputs, padding=0):
         tensors = [tensor.numpy() for tensor in held_out_tensors(MEASURES, output, inputs)]
-        # The Trainer pads what is as long as a sequence where other processes or batches had longer ones.
+        # The Trainer pads values per token if other processes or batches had longer sequences.
         padded = [np.pad(t, ((0, 0), (0, padding)), constant_values=-100) for t in tensors[1:]]
         return held_out_metrics(model, [tensors[0], *padded])
 
@@ -106,7 +106,7 @@ def test_held_out_metrics_count_by_hand_and_ignore_padding(by_hand, model):
     assert held_out(*by_hand, padding=3) == metrics
     output.replaced_labels = torch.zeros_like(output.replaced_labels)
     metrics = held_out(output, inputs)
-    assert math.isnan(metrics.pop("discriminator_auc"))  # of one class
+    assert math.isnan(metrics.pop("discriminator_auc"))  # undefined for a single class
     assert all(math.isfinite(value) for value in metrics.values())
 
 
@@ -125,7 +125,7 @@ def test_the_stopwatch_counts_only_what_is_not_paused(monkeypatch):
     assert (stopwatch.seconds, stopwatch.lap()) == (21, 17)
 
 
-# Held-out AUCs that were recorded, of tiny: stock on novels and on Wikipedia, and neighbours on novels.
+# Recorded held-out AUCs of size tiny, by initialization: stock on novels and on Wikipedia, neighbours on novels.
 STOCK = [0.788, 0.67, 0.559, 0.55, 0.556, 0.566, 0.551, 0.574, 0.574, 0.576, 0.568, 0.572, 0.582, 0.577, 0.58]
 LATE = [0.791, 0.661, 0.561, 0.554, 0.552, 0.55, 0.561, 0.564, 0.548, 0.554, 0.555, 0.566, 0.584, 0.601, 0.625, 0.636]
 NEIGHBOURS = [0.761, 0.801, 0.806, 0.81, 0.826, 0.828]
@@ -139,7 +139,7 @@ NEIGHBOURS = [0.761, 0.801, 0.806, 0.81, 0.826, 0.828]
     ],
 )
 def test_an_auc_near_chance_that_does_not_rise_is_warned_of_once(aucs, bigram, step, warned_at, caplog):
-    """At the first evaluation after a third of the steps, of which `step` are planned; resuming does not repeat it."""
+    """It warns at the first evaluation from a third of the `step` planned steps on, and not again after resuming."""
     state, warned = TrainerState(max_steps=step), []
     for state.global_step, auc in enumerate(aucs, 1):
         log = {"eval_discriminator_auc": auc, "eval_bigram_auc": bigram, "step": state.global_step}
@@ -169,4 +169,4 @@ def test_a_record_counts_what_was_trained_until_now(model, blocks, tokenizer, tm
     assert made.data["held_out"]["num_sequences"] == len(blocks[1])
     made = record([{"input_ids": [2, 10, 11, 3]}] * 5, None)
     assert made.data == {"train": {"num_sequences": 5}}
-    assert made.tokens == 12 * 32  # padding included: nothing else is known without reading
+    assert made.tokens == 12 * 32  # with padding: the real lengths are unknown without reading the sequences

@@ -1,4 +1,4 @@
-"""From flags to the pair."""
+"""Building the pair from flags."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_one_pretrained_network_is_enough_and_stays_what_it_is(tmp_path, tokeniz
     for (name, parameter), (_, expected) in zip(tower.named_parameters(), original.named_parameters(), strict=True):
         assert torch.equal(parameter, expected), name
     torch.testing.assert_close(tower(ids).logits, original(ids).logits)
-    if sharing not in ("gdes", "none"):  # where the discriminator holds deltas
+    if sharing not in ("gdes", "none"):  # with gdes, the discriminator's table holds deltas
         for each in built.towers.values():
             assert torch.equal(each.get_input_embeddings().weight, original.get_input_embeddings().weight)
     assert built.generator.config.embedding_size == built.discriminator.config.embedding_size == 16

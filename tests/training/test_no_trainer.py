@@ -1,4 +1,4 @@
-"""The loop in bare `accelerate` that people copy."""
+"""The example of a training loop in plain `accelerate`, which users can copy."""
 
 import shutil
 import sys
@@ -26,7 +26,7 @@ TOWERS = ("generator", "discriminator")
 
 @pytest.fixture
 def loop(tmp_path, corpus, tokenizer, monkeypatch):
-    """Runs the script for some steps on a small text, and returns the weights of its towers."""
+    """Returns a function that runs the script briefly on a small text, and returns the weights of its towers."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     monkeypatch.setattr(pretrain_no_trainer, "CORPUS", corpus)
     monkeypatch.setattr(pretrain_no_trainer, "TOKENIZER", str(tmp_path / "tokenizer"))

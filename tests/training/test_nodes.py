@@ -1,5 +1,5 @@
-"""Two nodes of one process each, on this machine, do what one node with two processes does, also when a process of
-theirs is killed."""
+"""Two nodes with one process each, both on this machine, train as one node with two processes does, also if one of the
+processes is killed."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from hf_electra_rtd.training.checkpoints import list_checkpoints
 from tests.conftest import make_text, pretraining_flags, tiny_config
 
 
-SAVE_STEPS, MAX_STEPS = 40, 320  # processes agree on whether to stop every 200 of such steps
+SAVE_STEPS, MAX_STEPS = 40, 320  # steps are so fast that processes agree on stopping only every 200 steps
 WEIGHTS = ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 ENVIRONMENT["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see `pretrain.check_launcher`
@@ -30,7 +30,7 @@ MODULE = ("-m", "hf_electra_rtd.training.pretrain")
 def workplace(tmp_path_factory):
     directory = tmp_path_factory.mktemp("nodes")
     (directory / "corpus.txt").write_text(make_text(40), encoding="utf-8")
-    # With dropout, so that the state of each process's random numbers counts.
+    # Dropout makes the random state of each process matter.
     tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1).save_pretrained(directory / "dropout")
     return directory
 
@@ -48,7 +48,7 @@ def free_port():
 
 
 class Nodes:
-    """Starts `torchrun` once for each node, which meet at a port of this machine; kills them all when left."""
+    """Starts one `torchrun` per node. The nodes meet at a local port, and all are killed at the end of the context."""
 
     def __init__(self, workplace, command, *launcher, directories=None):
         self.stack, self.directories = ExitStack(), directories or [workplace] * 2
@@ -73,12 +73,12 @@ class Nodes:
         self.stack.close()
 
     def worker(self, node):
-        """The process that trains there."""
+        """Returns the process that trains on a node."""
         (worker,) = psutil.Process(self.agents[node].pid).children()
         return worker
 
     def wait(self):
-        """What each node printed, with its exit status."""
+        """Waits for all nodes. Returns the exit status and the output of each."""
         statuses = [agent.wait(timeout=280) for agent in self.agents]
         return [(status, log.read_text()) for status, log in zip(statuses, self.logs, strict=True)]
 
@@ -90,7 +90,7 @@ def assert_same_weights(one, other):
 
 @pytest.fixture(scope="module")
 def one_node(workplace):
-    """The run of one node with two processes."""
+    """The directory of a run on one node with two processes."""
     words = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *MODULE)
     command = [sys.executable, *words, *map(str, flags(workplace, workplace / "one-node"))]
     subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=280)
@@ -102,7 +102,7 @@ def test_two_nodes_end_with_the_weights_of_one_node_with_two_processes(workplace
     with Nodes(workplace, flags(workplace, workplace / "two-nodes")) as nodes:
         printed = nodes.wait()
     assert [status for status, _ in printed] == [0, 0], printed
-    assert sorted(text.count("The run") for _, text in printed) == [0, 1]  # one of them speaks
+    assert sorted(text.count("The run") for _, text in printed) == [0, 1]  # only one of them prints
     assert_same_weights(one_node, workplace / "two-nodes")
 
 
@@ -130,7 +130,7 @@ def test_a_process_that_is_killed_is_started_again_and_the_weights_are_those_of_
 def test_a_job_whose_nodes_get_a_signal_saves_and_ends_with_the_same_weights_when_it_is_started_again(
     workplace, one_node
 ):
-    """As a scheduler signals before its time limit. Processes are held meanwhile, or all steps would end first."""
+    """This is how a scheduler warns of its time limit. Processes are suspended meanwhile, or they would finish."""
     command = flags(workplace, workplace / "signalled", "--resume_from_checkpoint", "auto")
     with Nodes(workplace, command) as nodes:
         while not list_checkpoints(workplace / "signalled"):
@@ -155,7 +155,7 @@ def test_a_job_whose_nodes_get_a_signal_saves_and_ends_with_the_same_weights_whe
 
 @pytest.mark.slow
 def test_nodes_that_see_other_directories_are_refused_by_name_before_any_work(workplace):
-    directories = [workplace / "disk-0", workplace / "disk-1"]  # what --output_dir run means on each
+    directories = [workplace / "disk-0", workplace / "disk-1"]  # each resolves `--output_dir run` to another place
     for directory in directories:
         directory.mkdir()
     with Nodes(workplace, flags(workplace, "run"), directories=directories) as nodes:
@@ -168,7 +168,7 @@ def test_nodes_that_see_other_directories_are_refused_by_name_before_any_work(wo
     assert left in ([".lock", "run"], ["run"])
 
 
-# ---- What can be seen without launchers ----
+# ---- Without a launcher ----
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def original_adam(parameter, gradients, lr, betas, eps, weight_decay):
     return p
 
 
-@pytest.mark.parametrize("options", [{}, {"fused": False}, {"foreach": True}])  # every implementation of torch's
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"foreach": True}])  # all implementations that torch has
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (64, 33)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("eps", "weight_decay"), [(1e-6, 0.01), (1e-3, 0.0)])
@@ -35,7 +35,7 @@ def test_follows_the_originals_update(shape, dtype, eps, weight_decay, options):
     parameter = nn.Parameter(torch.randn(shape, dtype=dtype))
     gradients = [torch.randn(shape, dtype=dtype) * 10.0**scale for scale in (0, -4, 1, -2, 0)]
     expected = original_adam(parameter.detach(), gradients, 1e-2, (0.9, 0.999), eps, weight_decay)
-    unused = nn.Parameter(torch.ones(2))  # without a gradient, it is left alone
+    unused = nn.Parameter(torch.ones(2))  # a parameter without a gradient does not change
     optimizer = ElectraAdamW([parameter, unused], lr=1e-2, eps=eps, weight_decay=weight_decay, **options)
     assert optimizer.param_groups[0]["fused"] is not (options != {})
     for gradient in gradients:

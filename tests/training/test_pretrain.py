@@ -1,4 +1,4 @@
-"""`hf-electra-rtd pretrain`, as its user sees it."""
+"""`hf-electra-rtd pretrain`, as a user sees it."""
 
 import contextlib
 import os
@@ -31,7 +31,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def pretrain(tmp_path, corpus, monkeypatch):
-    """Runs the command for four steps, by default in `tmp_path/run`; returns its status and directory."""
+    """Returns a function that runs the command for four steps, by default in `tmp_path/run`, and returns its status
+    and directory."""
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
 
     def run(*flags, output_dir=tmp_path / "run", pair=None, **options):
@@ -54,7 +55,7 @@ def weights(directory):
 
 
 def cut_back(directory):
-    """What a run leaves that is interrupted after its first checkpoint."""
+    """Deletes what a run would not have written if it had been interrupted after its first checkpoint."""
     for name in ("checkpoint-4", "generator", "discriminator"):
         shutil.rmtree(directory / name, ignore_errors=True)
     (directory / "run_record.json").unlink()
@@ -73,7 +74,7 @@ def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
     (source,) = record.data["train"]["sources"]
     assert (source["name"], len(source["sha256"])) == (corpus.name, 64)
     assert [entry["step"] for entry in record.curves if "loss" in entry] == [1, 2, 3, 4]
-    assert [entry["step"] for entry in record.curves if "eval_loss" in entry] == [2, 4]  # the last one once
+    assert [entry["step"] for entry in record.curves if "eval_loss" in entry] == [2, 4]  # the last one is not repeated
     assert [fraction["step"] for fraction in record.fractions] == [2, 4]
     assert record.train_seconds > 0
 
@@ -95,7 +96,7 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
         assert expected in " ".join(shown.split())
     end = shown[shown.index("Held-out text, ") :].splitlines()
     assert re.search(r"Held-out text, \d+ sequences: \d+ of \d+ replaced tokens found, \d+ false alarms?\.$", end[0])
-    assert ("a counted bigram" in end[1], len(end) <= 24) == (True, True)  # a screen
+    assert ("a counted bigram" in end[1], len(end) <= 24) == (True, True)  # it fits a screen
     assert all(len(line) <= 100 or str(copied_run) in line for line in end)
     flags = [f"detect --model {copied_run} ", f"--model_name_or_path {copied_run} "]
     flags += [f"--output_dir {copied_run}-tuned ", f"publish --run {copied_run} "]
@@ -128,7 +129,7 @@ def test_a_run_does_not_replace_the_model_that_it_starts_from(pretrain, copied_r
     assert (copied_run / "run_record.json").exists()
 
 
-# Where a signal comes, and a function that is called there.
+# Phases in which a signal may arrive, and a function that is called in each.
 PHASES = {
     "text": "data.sequences.train_wordpiece",
     "model": "training.pretrain.build_model",
@@ -165,7 +166,7 @@ def test_a_signal_at_any_time_ends_the_command_with_its_status(pretrain, monkeyp
 def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_run, copied_run, tmp_path):
     for resume in ("latest", "auto"):
         assert find_checkpoint(str(finished_run), resume, overwrite=False) == str(finished_run / "checkpoint-4")
-    assert find_checkpoint(str(tmp_path), "auto", overwrite=False) is None  # nothing is there
+    assert find_checkpoint(str(tmp_path), "auto", overwrite=False) is None  # there is no run
     for checkpoint in copied_run.glob("checkpoint-*"):
         (checkpoint / "optimizer.pt").unlink()
     with pytest.raises(ValueError, match="missing or altered"):
@@ -175,7 +176,7 @@ def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_r
     assert find_checkpoint(str(copied_run), "auto", overwrite=True) is None
     for checkpoint in copied_run.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    with pytest.raises(SystemExit) as ended:  # a finished run is there
+    with pytest.raises(SystemExit) as ended:  # the run is already finished
         find_checkpoint(str(copied_run), "auto", overwrite=False)
     assert ended.value.code == 0
 

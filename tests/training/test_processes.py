@@ -1,4 +1,4 @@
-"""Two processes do what one does: the same sequences, losses and weights, whoever begins and whoever resumes."""
+"""Runs in one and in two processes have the same sequences, losses and weights, and each can resume the other."""
 
 import json
 import os
@@ -29,14 +29,14 @@ def workplace(tmp_path_factory):
 
 
 def command(workplace, name, num_processes, *flags):
-    """Two epochs, with the same global batch for any number of processes."""
+    """Returns the flags of a run of two epochs, with the same global batch size for any number of processes."""
     options = {"max_steps": -1, "num_train_epochs": 2, "learning_rate": 1e-3, "warmup_steps": 2}
     options |= {"per_device_train_batch_size": SEQUENCES_PER_STEP // num_processes, "save_total_limit": 100}
     options |= {"eval_steps": 5, "save_steps": 5, "per_device_eval_batch_size": 3}  # the last batch is never full
     return pretraining_flags(workplace, workplace / "corpus.txt", workplace / name, *flags, **options)
 
 
-# Batches of a quarter, added up: another way to the same step.
+# The same step by gradient accumulation, from four batches of a quarter of the size.
 ACCUMULATED = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "4")
 
 
@@ -61,7 +61,7 @@ def python(*words):
 
 
 def begun_before(workplace, name, source, step=5):
-    """A run of which only the checkpoint of a step of another is left."""
+    """Creates the directory of an interrupted run, which holds nothing but a checkpoint, copied from another run."""
     shutil.copytree(workplace / source / f"checkpoint-{step}", workplace / name / f"checkpoint-{step}")
 
 
@@ -69,7 +69,7 @@ def assert_same_run(one, other, rounding=1e-5):
     weights = [load_file(directory / "model.safetensors") for directory in (one, other)]
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
-        # The gradient of a key's bias is nothing but rounding, which Adam scales up.
+        # The gradient of a key's bias is zero but for rounding errors, which Adam scales up.
         if rounding == 0.0 or not name.endswith("key.bias"):
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=rounding)
     records = [PretrainingRecord.load(directory) for directory in (one, other)]
@@ -125,10 +125,10 @@ def test_sharded_training_is_the_same_run_exports_whole_models_and_resumes(workp
 
 
 def test_accelerate_launches_two_processes_on_the_cpu(workplace):
-    """With the configuration that the examples give, which `accelerate launch --cpu --num_processes 2` does not do."""
+    """Needs the configuration of the examples: `accelerate launch --cpu --num_processes 2` would start one process."""
     flags = command(workplace, "launched", 2)
     launcher = ("-m", "accelerate.commands.launch", "--config_file", ROOT / "examples/accelerate_configs/cpu.yaml")
-    assert python(*launcher, ROOT / "examples" / "pretrain.py", *flags).count("The run") == 1  # one of them speaks
+    assert python(*launcher, ROOT / "examples" / "pretrain.py", *flags).count("The run") == 1  # only one prints
     record = PretrainingRecord.load(workplace / "launched")
     assert record.sequences == record.steps * SEQUENCES_PER_STEP
     assert record.arguments["training"]["per_device_train_batch_size"] == SEQUENCES_PER_STEP // 2

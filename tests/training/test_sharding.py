@@ -1,5 +1,5 @@
-"""How several processes divide a pair, by a process group that only pretends that the others are there: plans and
-steps, but no numbers."""
+"""How several processes shard a pair. The process group is a fake without other processes, so the tests check sharding
+plans and whole steps, but no values."""
 
 from math import ceil
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.families_for_tests import VOCAB_SIZE, tiny_family_config
 PLAN = Path(__file__).parents[2] / "examples" / "accelerate_configs" / "fsdp2.yaml"
 pytestmark = [
     pytest.mark.slow,
-    # Of the logits, which nothing changes in place.
+    # The warning is about the logits, which nothing changes in place.
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor"),
 ]
 
@@ -40,7 +40,7 @@ def world(request):
 
 
 def shard(pair):
-    """What the trainer and `accelerate` make of a pair by `fsdp2.yaml`."""
+    """Shards a pair as the trainer and `accelerate` do with `fsdp2.yaml`."""
     options = yaml.safe_load(PLAN.read_text())["fsdp_config"]
     version = options.pop("fsdp_version")
     names = {name.removeprefix("fsdp_"): value for name, value in options.items()}
@@ -57,7 +57,7 @@ def shard(pair):
 
 
 def names_of_tensors(pair):
-    """The names of each tensor: several where it is tied."""
+    """Returns the names of each tensor. A tied tensor has several."""
     found = {}
     for name, parameter in pair.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
@@ -65,9 +65,9 @@ def names_of_tensors(pair):
 
 
 def check_plan(pair, world):
-    """Shards a pair, and returns how many numbers of its weights this process holds."""
+    """Shards a pair, checks the result, and returns how many elements of its weights this process holds."""
     ties = names_of_tensors(pair)
-    assert any(len(names) > 1 for names in ties)  # both word tables, and mostly the generator's output layer
+    assert any(len(names) > 1 for names in ties)  # both word tables, usually with the generator's output layer
     mine = sum(ceil(len(each) / world) * each[0].numel() for each in pair.parameters())
     shard(pair)
     assert names_of_tensors(pair) == ties
@@ -116,11 +116,11 @@ def test_a_family_is_divided_by_its_layers_and_takes_a_step(family, world):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_copies_of_a_family_send_every_gradient_once(family, world):
-    """Were a parameter unused, torch, which is not told to look for such, would refuse the second step."""
+    """Since torch is not told to look for unused parameters, it would refuse the second step if there were one."""
     copy = DistributedDataParallel(family_pair(family))
     sent = []
 
-    def send(_, bucket):  # the pretended group has no result for the usual one
+    def send(_, bucket):  # the fake group gives the default hook no result
         sent.append(bucket.buffer().numel())
         future = torch.futures.Future()
         future.set_result(bucket.buffer())

@@ -48,7 +48,7 @@ def make_trainer(directory, blocks, tokenizer, dropout=0.0, callbacks=None, mode
 
 
 class At(TrainerCallback):
-    """Does something with the model at the beginning or the end of a step."""
+    """Calls a function with the model at the beginning or the end of a step."""
 
     def __init__(self, step, act, event="on_step_end"):
         def called(args, state, control, model=None, **kwargs):
@@ -106,7 +106,7 @@ def test_metrics_of_ones_own_get_what_the_discriminator_says(tmp_path, blocks, t
 
 @pytest.mark.parametrize("more", [{}, {"objective": "electric", "generator": "two_tower"}], ids=["rtd", "electric"])
 def test_a_plain_trainer_measures_what_ours_does(tmp_path, blocks, tokenizer, more):
-    # Shorter and longer sequences, so that batches are padded, and to different lengths.
+    # Sequences of different lengths, so that batches are padded, to different lengths.
     short = [{"input_ids": blocks[1][index]["input_ids"][: 8 + 5 * (index % 4)]} for index in range(len(blocks[1]))]
     ours = make_trainer(tmp_path, (blocks[0], short), tokenizer, more=more, per_device_eval_batch_size=3)
     collator = DataCollatorForRTD(tokenizer, seed=ours.args.stream_seed, max_seq_length=32)
@@ -179,7 +179,7 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
     with pytest.raises(KeyboardInterrupt):
         interrupted.train()
     resumed = make_trainer(tmp_path / directory, blocks, tokenizer, **options)
-    torch.manual_seed(1234)  # whatever the new process had drawn before
+    torch.manual_seed(1234)  # the new process may have drawn any numbers before
     resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-3"))
     assert not list(tmp_path.rglob("training_args.bin"))  # a pickle
     assert torch.equal(losses(whole), losses(resumed))
@@ -203,7 +203,7 @@ def test_a_resumed_run_is_not_evaluated_at_its_start_and_takes_no_step_after_the
         model = ElectraForRTDPretraining(tiny_config())
         trainer = RTDTrainer(model, arguments(tmp_path, **flags), *few, tokenizer, collator)
         trainer.train(resume_from_checkpoint=checkpoint)
-        assert trainer.args.eval_on_start  # also in the record
+        assert trainer.args.eval_on_start  # the record shows the flag as given
         return [log["step"] for log in trainer.state.log_history if event in log]
 
     few = [blocks[0][index] for index in range(16)], [blocks[1][index] for index in range(4)]
@@ -327,7 +327,7 @@ def test_a_collator_that_masks_otherwise_than_the_arguments_is_refused(tmp_path,
 def test_without_held_out_sequences_it_warns_and_trains(tmp_path, blocks, tokenizer, caplog):
     trainer = make_trainer(tmp_path, (blocks[0], None), tokenizer)
     assert "is not evaluated" in caplog.text
-    assert trainer._yardsticks == ()  # no bigram is counted for nothing
+    assert trainer._yardsticks == ()  # no bigram is counted if nothing is evaluated
     trainer.train()
 
 
@@ -340,7 +340,7 @@ def blow_up(model):
         parameter.data.fill_(1e30)
 
 
-RARE = {"logging_steps": 100}  # too seldom for the loss to tell
+RARE = {"logging_steps": 100}  # too seldom for the logged loss to show it
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_a_compiled_model_trains_evaluates_saves_and_goes_on_as_any_other(tmp_pa
         resumed.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3"))
         finals.append(resumed)
     eager, compiled = finals
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # of two trainers
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # two trainers share one graph
     assert not torch._dynamo.utils.counters["graph_break"]
     for key, weight in eager.model.state_dict().items():
         torch.testing.assert_close(compiled.model.state_dict()[key], weight, rtol=1e-4, atol=1e-5)
@@ -443,7 +443,8 @@ def test_a_compiled_model_trains_evaluates_saves_and_goes_on_as_any_other(tmp_pa
 
 
 def test_the_discriminator_learns_what_context_can_tell(tmp_path, tokenizer):
-    # A text in which every word decides the next: a replaced word stands out, but only to who reads its neighbours.
+    # Every word of this text determines the next one. So a replaced word stands out, but only to a model that reads
+    # its neighbors.
     random = np.random.default_rng(0)
     follower = dict(zip(WORDS, random.permutation(WORDS), strict=True))
     words = [WORDS[0]]
@@ -454,7 +455,7 @@ def test_the_discriminator_learns_what_context_can_tell(tmp_path, tokenizer):
     blocks = prepare_blocks([str(corpus)], tokenizer, tmp_path, 32, held_out_share=0.1, disable_progress=True)
     set_seed(0)
     options = {"hidden_size": 64, "embedding_size": 64, "intermediate_size": 128, "initializer_range": 0.08}
-    # So hot that every word is as likely to be sampled: no word gives itself away.
+    # At this temperature, the generator samples all words about equally often, so no word gives itself away.
     model = ElectraForRTDPretraining(tiny_config(temperature=20.0, **options))
     flags = {"max_steps": 300, "per_device_train_batch_size": 16, "learning_rate": 3e-3, "warmup_steps": 40}
     flags |= {"bias_correction": True, "logging_steps": 300, "eval_steps": 300, "save_strategy": "no"}
@@ -477,7 +478,7 @@ RUN_EPOCH = [
     "epochs_trained",
     "steps_trained_in_current_epoch",
 ]
-# Private methods of `transformers.Trainer` that are overridden, with their arguments: look here after an upgrade.
+# The private methods of `transformers.Trainer` that are overridden, with their arguments. Check them after an upgrade.
 OVERRIDDEN = {
     RTDTrainer: {
         "_issue_warnings_after_load": ["self", "load_result"],

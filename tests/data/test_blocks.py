@@ -93,7 +93,7 @@ def test_a_file_lives_on_when_its_name_is_replaced_and_no_worker_takes_the_other
 
 
 def numbers(length):
-    """A map-style dataset that is no block file."""
+    """A map-style dataset that is not a block file."""
     return [{"input_ids": [2, 10 + index % 20, 3]} for index in range(length)]
 
 

@@ -1,4 +1,4 @@
-"""Files of confusions, and pairs of wrong and right sentences that are made by them."""
+"""Confusion files, and the pairs of wrong and right sentences that are made from them."""
 
 # ruff: noqa: RUF001  # punctuation of Chinese
 
@@ -44,7 +44,7 @@ def test_sentences_get_one_error_of_a_kind_drawn_by_its_share():
         kind = "sound" if change in (("新", "心"), ("天", "田")) else "shape" if change == ("好", "号") else "random"
         counts[kind] += 1
     assert counts == pytest.approx({"sound": 1800, "shape": 900, "random": 300}, abs=90)
-    assert Misspeller(sets[1:], [1.0])("今天") == "今天"  # no row, and nothing is random
+    assert Misspeller(sets[1:], [1.0])("今天") == "今天"  # no row applies, and the share of random errors is 0
     for shares in ([0.5], [0.9, 0.2], [-0.1, 0.5]):
         with pytest.raises(ValueError, match="shares"):
             Misspeller(sets, shares)

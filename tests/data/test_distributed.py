@@ -1,4 +1,4 @@
-"""Preparation in many tasks: the same shards for any number, after any kill, on each executor."""
+"""Preparation in many tasks writes the same shards for any number of tasks, after any kill, and on each executor."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ NUM_FILES = 5
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Text of every kind; the last file holds a document of the first, too."""
+    """Text files of every kind. The last .txt file also holds a document of the first one."""
     directory = tmp_path_factory.mktemp("texts")
     files = [make_text(40 + 9 * each, seed=each) for each in range(5)]
     for number, text in enumerate([*files[:3], files[4] + "\n" + files[0].partition("\n\n")[0] + "\n"]):
@@ -69,13 +69,13 @@ def prepare_in(output_dir, tokenizer, texts, tasks, **options):
 
 
 def content(output_dir):
-    """Of the shards and indexes, the hash of each."""
+    """Returns the hash of each shard and index."""
     files = [file for part in ("train", "held_out") for file in (output_dir / part).iterdir()]
     return {f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def words(blocks, tokenizer):
-    """All tokens of block files but the special ones, in order."""
+    """Returns all tokens of block files in order, without special tokens."""
     ids = np.concatenate([blocks[index]["input_ids"] for index in range(len(blocks))])
     return ids[~np.isin(ids, tokenizer.all_special_ids)].tolist()
 
@@ -104,7 +104,7 @@ def test_a_document_is_held_out_by_its_seed_and_text_alone(texts, tokenizer, ref
     assert counts["held_out"]["documents"] == len(held_out)
     assert counts["train"]["documents"] == len(documents) - len(held_out)
     assert counts["held_out"]["corpus_tokens"] == sum(len(tokenizer.tokenize(text)) for text in held_out)
-    assert 0.1 < len(held_out) / len(documents) < 0.3  # 5 standard deviations
+    assert 0.1 < len(held_out) / len(documents) < 0.3  # within 5 standard deviations
     assert len(set(documents)) == len(documents) - 1  # one document occurs twice
 
 
@@ -116,8 +116,8 @@ def test_the_text_is_read_hashed_and_tokenized_as_without_tasks(tmp_path, texts,
     sharded = open_blocks(tmp_path / "train", verify=True)
     assert sharded.header.sources == plain.header.sources
     assert sharded.header.statistics.items() >= {"documents": plain.header.statistics["documents"]}.items()
-    ours, others = (words(blocks, tokenizer) for blocks in (sharded, plain))  # small files: one part, in their order
-    assert abs(len(ours) - len(others)) < 32  # the seeds differ, and so do the remainders
+    ours, others = (words(blocks, tokenizer) for blocks in (sharded, plain))  # small files are one part, in order
+    assert abs(len(ours) - len(others)) < 32  # the seeds differ, and so do the lengths of the remainders
     assert ours[: len(others)] == others[: len(ours)]
     assert not (tmp_path / "held_out").exists()
 
@@ -132,7 +132,7 @@ def test_other_settings_than_those_of_finished_tasks_are_refused(tmp_path, texts
 
 
 def pack_documents(output_dir, tokenizer, folder, *documents, tasks=1, **options):
-    """Packs documents, each a file's name and a text, in each of some tasks, and indexes them."""
+    """Packs the same documents, pairs of file name and text, in every task, and indexes the shards."""
     pack = PackShards(output_dir, tokenizer, 32, str(folder), **options)
     for rank in range(tasks):
         given = [
@@ -175,7 +175,7 @@ def test_held_out_text_of_another_kind_of_preparation_is_refused(tmp_path, texts
 
 
 def flags_for(place, texts, **options):
-    """The command line that prepares texts in tasks, with the vocabulary in `place`."""
+    """Writes the vocabulary to `place`, and returns the command line that prepares the texts with it."""
     (place / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     values = {"train_files": texts, "tokenizer": place / "vocab.txt", "max_seq_length": 32, "held_out_share": 0.2}
     return [part for name, value in (values | {"seed": 1} | options).items() for part in (f"--{name}", str(value))]
@@ -183,7 +183,7 @@ def flags_for(place, texts, **options):
 
 @pytest.fixture
 def command(tmp_path, texts, monkeypatch, small_parts):
-    """Prepares a copy of the texts in two tasks, which run in this process."""
+    """Returns a function that prepares a copy of the texts by two tasks in this process, and returns which ran."""
 
     def run(executor):
         for rank in executor.get_incomplete_ranks():
@@ -224,7 +224,7 @@ def test_a_task_whose_shard_is_gone_or_another_is_named_and_runs_again(tmp_path,
     with pytest.raises(ValueError, match=rf"finished tasks \(1\) are not .*{name}.*the same command again"):
         command()
     assert command() == [1]
-    assert content(tmp_path / "out") == content(reference)  # whose text lies elsewhere
+    assert content(tmp_path / "out") == content(reference)  # the reference is from text at another place
 
 
 def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, reference, command):
@@ -232,7 +232,7 @@ def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, re
     good = file.read_bytes()
     times = os.stat(file)
     file.write_bytes(b"\0" + good[1:])
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # it passes for the same text
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # the file seems unchanged
     with pytest.raises(ValueError, match=r"1 of 2 tasks.*: 1\..*1\.txt.* NUL .*alone. If you change the text, remove"):
         command()
     assert not list(tmp_path.rglob("index.json"))
@@ -271,7 +271,7 @@ def test_what_an_executor_cannot_do_is_refused_before_any_work(tmp_path, corpus,
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory, tokenizer):
-    """The flags that prepare four files of half a megabyte, each a part, and what they give."""
+    """The flags that prepare four files of half a megabyte, each one part, and the hashes of the expected shards."""
     directory = tmp_path_factory.mktemp("large")
     (directory / "texts").mkdir()
     for number in range(4):
@@ -283,15 +283,15 @@ def large(tmp_path_factory, tokenizer):
 
 
 def kill(parent, output_dir, victim=None):
-    """Kills the victim, by default a process below `parent` that is a task, while a task writes a shard and another
-    one is finished. Returns the processes that were below `parent`; none if it could not."""
+    """Kills the victim, by default a task below `parent`, while a task writes a shard and another one is finished.
+    Returns the processes that were below `parent`, or an empty list if there was no such moment in two minutes."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         time.sleep(0.02)
         if list(output_dir.glob("tasks/completions/*")):
             below = parent.children(recursive=True)
             for process in below:
-                with suppress(psutil.Error):  # it has just ended
+                with suppress(psutil.Error):  # the process has just ended
                     is_task = "forkserver" in " ".join(process.cmdline())
                     if is_task and any(".partial-" in file.path for file in process.open_files()):
                         (victim or process).kill()
@@ -323,7 +323,7 @@ def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, 
     assert content(tmp_path) == expected
 
 
-SLURM = {  # what the scripts need of Slurm's commands
+SLURM = {  # replacements for the commands of Slurm that the scripts call
     "sbatch": """#!{python}
 import os, re, subprocess, sys
 script = open(sys.argv[-1]).read()

@@ -24,7 +24,7 @@ documents = st.lists(
 
 
 def add(packer, text):
-    """The sequences that become complete with the lines of a document."""
+    """Adds the lines of a document, and returns the sequences that they complete."""
     ids = np.array([token for line in text for token in line], dtype=np.uint32)
     return packer.add_lines(ids, np.array([*map(len, text)], dtype=np.int64), np.arange(len(text)) == len(text) - 1)
 
@@ -37,7 +37,7 @@ def pack(packer, texts):
 
 
 def numbered(lengths, start=1000):
-    """Documents of one line each, every token of the corpus another."""
+    """Documents of one line each, in which all tokens of the corpus differ."""
     texts = []
     for length in lengths:
         texts.append([list(range(start, start + length))])
@@ -50,7 +50,7 @@ def content(sequences):
 
 
 @given(documents, documents, st.integers(8, 50), st.integers(0, 2**40))
-@example([[[]], [[30] * 3], [[]], [[31] * 60]], [], 8, 0)  # documents without a token: before all others, and between
+@example([[[]], [[30] * 3], [[]], [[31] * 60]], [], 8, 0)  # empty documents: the first one, and one between others
 def test_full_sequences_hold_every_token_once_in_order_and_do_not_depend_on_what_follows(texts, more, length, seed):
     packer = FullPacker(TOKENS, length, seed)
     sequences = pack(packer, texts)
@@ -95,7 +95,7 @@ def test_segments_part_at_the_sentence_end_nearest_to_the_middle_or_in_it():
 def test_segments_part_at_the_end_nearest_to_the_middle_within_the_middle_half(stops):
     line = [STOP if place in stops else 30 for place in range(300)]
     sequence = next(one for one in pack(FullPacker(TOKENS, 32, 1), [[line]]) if one.second_segment < 32)
-    # Of 29 tokens the first segment takes 7 to 21, ends with a sentence or in the middle, which is 14.
+    # The first segment takes 7 to 21 of 29 tokens. It ends with a sentence, or else in the middle, which is 14.
     nearest = min((abs(place + 1 - 14), place + 1) for place in stops | {-100} if 7 <= place + 1 < 22 or place < 0)[1]
     assert sequence.second_segment == 1 + (nearest if nearest > 0 else 14) + 1
 
@@ -129,8 +129,9 @@ def test_original_sequences_cross_no_document_and_hold_no_token_twice(texts, len
 
 @pytest.mark.parametrize("length", [15, 20])
 def test_original_sequences_deal_lines_to_segments_as_the_builder_does(length):
-    # Lines of 20 at L = 64: four make 80 >= 64. The first segment takes less than (64 - 3) // 2 = 30 tokens: one line,
-    # or two by a coin; what overflows 64 - 3 tokens is cut from the second.
+    # With lines of 20 tokens and L = 64, a sequence takes four lines (80 >= 64). The first segment has room for less
+    # than (64 - 3) // 2 = 30 tokens, so it takes one line, and a second one by a coin flip. Tokens beyond 64 - 3 are
+    # cut from the second segment.
     packer = OriginalPacker(TOKENS, 64, 0)
     sequences = pack(packer, [[[30 + i % 4] * length for i in range(4000)]])
     full = [sequence for sequence in sequences if len(sequence.ids) == 64 and sequence.second_segment < 64]

@@ -22,7 +22,7 @@ def prepare(sources, tokenizer, directory, length=32, **options):
 
 
 def word_corpus(path, words):
-    """Every document is one word of its own, so that sequences show which documents they came from."""
+    """Writes documents that each repeat a word of their own, which shows from which documents a sequence comes."""
     path.write_text("\n\n".join("\n".join([" ".join([word] * 20)] * 5) for word in words))
     return path
 
@@ -36,7 +36,7 @@ def made_by(*parts):
     return [Path(part.path).read_bytes() for part in parts if part is not None]
 
 
-# ---- What is read ----
+# ---- Reading ----
 
 
 @pytest.mark.parametrize("packing", ["full", "original"])
@@ -78,7 +78,7 @@ def test_weights_are_whole_passes_after_all_first_ones_and_a_drawn_share_of_what
 
 
 def test_duplicate_lines_are_dropped_on_request_and_counted(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(preparation, "_SORTED", 7)  # in many parts
+    monkeypatch.setattr(preparation, "_SORTED", 7)  # lines are sorted in many parts
     lines = make_text(30, seed=1).splitlines()
     (tmp_path / "corpus.txt").write_text("\n".join([*lines, "", lines[0], "", *lines]))
     (tmp_path / "unique.txt").write_text("\n".join(lines))
@@ -146,14 +146,14 @@ def test_what_is_no_text_is_a_type_error_that_names_what_is(tmp_path, tokenizer)
             prepare(source, tokenizer, tmp_path)
 
 
-# ---- How it is tokenized ----
+# ---- Tokenization ----
 
 
 def test_text_that_the_vocabulary_does_not_know_leaves_no_blocks(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("die Mühle war neu .\n" * 30, encoding="utf-8")
     with pytest.raises(ValueError, match=r"train: .*80"):
         prepare(tmp_path / "a.txt", tokenizer, tmp_path / "out")
-    (tmp_path / "a.txt").write_text(f"{'a' * 101}\n" * 20)  # each line one word that is too long: too few tokens, too
+    (tmp_path / "a.txt").write_text(f"{'a' * 101}\n" * 20)  # each line is one overlong word; tokens are too few, too
     with pytest.raises(ValueError, match=r"(?s)train: .*100 characters"):
         prepare(tmp_path / "a.txt", tokenizer, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.blocks"))
@@ -174,7 +174,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
     for name, size in (("_CHUNK", 1 << 11), ("_DRAWN", 1 << 7), ("_SORTED", 1 << 10)):
         monkeypatch.setattr(preparation, name, size)
     peaks = []
-    for num_documents in (40, 2000, 4000):  # the first imports what it needs; buffers are full from 2,000 on
+    for num_documents in (40, 2000, 4000):  # the first run does the imports; buffers are full from 2,000 on
         corpus = tmp_path / f"{num_documents}.txt"
         corpus.write_text(make_text(num_documents))
         tracemalloc.start()
@@ -185,7 +185,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
     assert peaks[2] - peaks[1] < 0.02 * corpus.stat().st_size
 
 
-# ---- What is used again, and what a failure leaves ----
+# ---- Reuse, and what remains after a failure ----
 
 
 def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp_path, tokenizer, monkeypatch, caplog):
@@ -201,7 +201,7 @@ def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp
     options = {"sources": corpus, "tokenizer": tokenizer, "directory": blocks, "held_out_share": 0.1}
     first = prepare(**options)
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in blocks.iterdir())
-    for path in (corpus, moved):  # the same text elsewhere is the same text
+    for path in (corpus, moved):  # the place of a text does not matter
         again = prepare(**{**options, "sources": path})
         assert [part.header for part in again] == [part.header for part in first]
     assert encode.call_count == 1
@@ -253,7 +253,7 @@ def test_a_file_that_changes_between_two_passes_is_reported(tmp_path, tokenizer,
             found = scan(texts)
             status = corpus.stat()
             corpus.write_text(change(corpus.read_text()))
-            os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))  # with its old time
+            os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))  # keeps the old modification time
             return found
 
         corpus.write_text(make_text(30))

@@ -59,7 +59,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def many(written, tmp_path):
-    """A copy of the directory."""
+    """A copy of the directory of shards."""
     return Path(shutil.copytree(written / "many", tmp_path / "many"))
 
 
@@ -68,7 +68,7 @@ def assert_same(found, expected):
     for name, values in vars(expected).items():
         one = getattr(found, name)
         other = values
-        if name in ("ids", "word_starts", "document_starts"):  # behind the end, anything may stand
+        if name in ("ids", "word_starts", "document_starts"):  # values after the end are arbitrary
             inside = np.arange(LENGTH) < expected.lengths[:, None]
             one = one[inside]
             other = other[inside]
@@ -151,7 +151,7 @@ def test_an_index_that_was_cut_off_or_is_another_is_refused(many):
     with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
         open_blocks(many)
     (many / INDEX_FILE).write_text(whole)
-    with pytest.raises(ValueError, match="was altered"):  # another than that of the run
+    with pytest.raises(ValueError, match="was altered"):  # it is not the index of the run
         open_blocks(many, sha256="0" * 64)
 
 

@@ -130,7 +130,7 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
     for name in (*output, "a.txt", "deep/er/a[1].JSONL.gz", ".hidden/x.txt", ".y.txt", "deep/c.pdf", "d.blocks"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "up").symlink_to(".")  # leads in circles
+    (tmp_path / "up").symlink_to(".")  # a link that leads in circles
     for pattern, found, passed in (
         ("", "a.txt deep/er/a[1].JSONL.gz", "d.blocks deep/c.pdf out/tokenizer up"),
         ("*.txt", "a.txt", ""),
@@ -151,7 +151,7 @@ def test_a_directory_of_shards_is_shards_whatever_text_lies_beside_them(tmp_path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
-    text = str(tmp_path / "corpus/a.txt")  # beside which an index is something else
+    text = str(tmp_path / "corpus/a.txt")  # beside text, index.json is not an index of shards
     assert find_files(str(tmp_path / "corpus")) == find_files(str(tmp_path)) == [text]
 
 
@@ -159,7 +159,7 @@ def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):
     (tmp_path / "a.jsonl").touch()
     (source,) = parse_sources(f"{tmp_path}/*.jsonl,text_column=body,weight=2.5", text_column="x", encoding="latin-1")
     assert source == Source(str(tmp_path / "a.jsonl"), text_column="body", encoding="latin-1", weight=2.5)
-    for name in ("a,b.txt", "c,weight=2.txt"):  # a comma in a file's name is no option
+    for name in ("a,b.txt", "c,weight=2.txt"):  # a comma in a file's name starts no option
         (tmp_path / name).touch()
         assert parse_sources(str(tmp_path / name)) == [Source(str(tmp_path / name))]
     assert parse_sources(f"{tmp_path}/a,b.txt,weight=3")[0].weight == 3
@@ -176,7 +176,7 @@ TEXTS = [make_text(1, seed) for seed in range(30)]
 
 @pytest.fixture
 def dataset(tmp_path, monkeypatch):
-    """A local directory that `datasets` loads as it does one of the Hub."""
+    """A local directory that `datasets` loads like a dataset of the Hub."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -212,7 +212,7 @@ def test_the_documents_of_a_dataset_are_its_rows(dataset, tmp_path, tokenizer, k
     assert (described["name"], described["split"]) == ("letters", "train")
     assert described["sha256"] == expected.header.sources[0]["sha256"]
     assert str(tmp_path) not in str(made.header)
-    assert {path.name for path in (tmp_path / "made").iterdir()} <= {".lock", "train.blocks"}  # nothing of the stream
+    assert {path.name for path in (tmp_path / "made").iterdir()} <= {".lock", "train.blocks"}  # no stream is left
 
 
 def test_a_stream_is_downloaded_once_for_all_passes(dataset, tmp_path, tokenizer, monkeypatch):

@@ -45,7 +45,7 @@ def test_unknown_tokens_are_counted_without_special_ones_warned_of_and_refused(t
 def test_case_is_read_off_the_vocabulary_or_as_told(tmp_path, extra, lowercase, expected):
     words = [token for token in VOCABULARY if token != "river" or expected == "river"]
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join([*words, *extra, "[unused1]"]) + "\n", encoding="utf-8-sig")  # its mark is no part
+    path.write_text("\n".join([*words, *extra, "[unused1]"]) + "\n", encoding="utf-8-sig")  # with a byte order mark
     loaded = load_tokenizer(str(path), lowercase)
     assert loaded.tokenize("River") == [expected]
 
@@ -96,7 +96,7 @@ def test_a_directory_without_a_usable_tokenizer_is_refused_by_name(tokenizer, tm
     config.write_text(json.dumps(json.loads(whole) | {"cls_token": "[UNK]"}))
     with pytest.raises(ValueError, match="cls_token"):
         load_tokenizer(str(tmp_path))
-    for name in ("tokenizer.json", "vocab.txt"):  # `transformers` makes a tokenizer of the special tokens then
+    for name in ("tokenizer.json", "vocab.txt"):  # then `transformers` makes a tokenizer of special tokens only
         (tmp_path / name).unlink()
     config.write_text(whole)
     with pytest.raises(ValueError, match=str(tmp_path)):

@@ -1,4 +1,4 @@
-"""Where words are in a text and among its tokens, and where a long text is cut."""
+"""Finding the words of a text and their tokens, and cutting long texts."""
 
 # ruff: noqa: RUF001  # punctuation of Chinese
 
@@ -53,7 +53,7 @@ def test_words_are_pieces_of_the_text_whatever_the_tokens_look_like(name, text, 
     assert "".join(found) == "".join(text.split())
     if name == "chinese":
         assert found == words
-    else:  # Chinese is cut where its tokens are
+    else:  # Chinese is cut between its tokens
         assert [word for word in found if word.isascii()] == [word for word in words if word.isascii()]
     assert all(unit.first >= before.last for before, unit in pairwise(units))  # spaces may be tokens
     assert (units[0].first, units[-1].last) == (1, len(encoding) - 1)
@@ -84,7 +84,7 @@ def test_a_piece_ends_at_an_arabic_semicolon(byte_level):
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("the river " + "😂" * 20, ["the river", " " + "😂" * 20]),  # longer than a piece, and the last unit
+        ("the river " + "😂" * 20, ["the river", " " + "😂" * 20]),  # the last unit is longer than a piece
         ("the river" + " " * 40, ["the river"]),
         ("the" + " the" * 10 + " " * 9 + "the the the the", ["the" + " the" * 10, " " * 9 + "the the the", " the"]),
     ],

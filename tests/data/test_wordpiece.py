@@ -23,7 +23,7 @@ def read_fixture(name):
 
 LANGUAGES = read_fixture("languages.txt")
 SYLLABLES = [chr(code) for code in range(0xAC00, 0xAC00 + 60 * 28, 28)]  # of Korean
-HELD_OUT = read_fixture("languages_held_out.txt")  # where there are few letters, of those in the sentences above
+HELD_OUT = read_fixture("languages_held_out.txt")  # languages with few letters use only those of LANGUAGES here
 PROTEIN = ["".join("MKVLAADTGE"[(row * place * place + place) % 10] for place in range(240)) for row in range(1, 40)]
 
 
@@ -35,7 +35,7 @@ def squeezed(text):
 def test_a_vocabulary_gives_the_text_back_and_stock_transformers_gives_the_same_ids(language, tmp_path):
     lines = LANGUAGES[language]
     trained = train_wordpiece(lambda: lines)
-    ElectraConfig().save_pretrained(tmp_path)  # a model of ELECTRA has a tokenizer class of its own
+    ElectraConfig().save_pretrained(tmp_path)  # ELECTRA models have their own tokenizer class
     save_tokenizer(trained, tmp_path)
     stock = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer_hash(load_tokenizer(str(tmp_path))) == tokenizer_hash(stock) == tokenizer_hash(trained)
@@ -53,7 +53,7 @@ def test_a_vocabulary_gives_the_text_back_and_stock_transformers_gives_the_same_
     assert types == [0] * len(stock(lines[0])["input_ids"]) + [1] * (len(stock(lines[1])["input_ids"]) - 1)
 
 
-# The most unknown tokens, where 15 sentences cannot have most of the characters.
+# The largest share of unknown tokens in languages with more characters than 15 sentences can show.
 MOST_UNKNOWN = {"Korean": 0.16, "Japanese": 0.06, "Chinese": 0.17}
 
 
@@ -136,7 +136,7 @@ def test_the_size_follows_the_text_and_its_characters(monkeypatch):
     monkeypatch.setattr(wordpiece, "_LARGEST", 400)
     english = make_text(200).splitlines()
     assert len(train_wordpiece(lambda: english[:10])) <= 80 < len(train_wordpiece(lambda: english)) <= 120
-    chinese = train_wordpiece(lambda: LANGUAGES["Chinese"])  # of more than 60 characters
+    chinese = train_wordpiece(lambda: LANGUAGES["Chinese"])  # it has more than 60 characters
     assert 120 < len(chinese) <= 400
     assert len(train_wordpiece(lambda: english, 90)) <= 90
     with pytest.raises(ValueError, match="empty"):

@@ -26,7 +26,7 @@ from tests.families_for_tests import TOKENIZERS, make_tokenizer
 _TEXT = make_text(40, seed=1).replace(" .", ".").replace(" !", "!")
 _TEXT = _TEXT.replace("river", "rivers").replace("went", "saws").replace("said", "milling")
 LINES = _TEXT.split("\n")
-CHINESE = "我来到北京清华大学\n他来到了网易杭研大厦\n"  # with jieba's own segmentation, as its documentation has it
+CHINESE = "我来到北京清华大学\n他来到了网易杭研大厦\n"  # SEGMENTED is from jieba's documentation
 SEGMENTED = [["我", "来到", "北京", "清华大学"], ["他", "来到", "了", "网易", "杭研", "大厦"]]
 
 
@@ -103,7 +103,7 @@ def test_chinese_words_are_those_of_jieba_and_threads_change_nothing(tmp_path):
     expected = [[1, 1, 0, 1, 0], *([int(i == 0) for word in line for i in range(len(word))] for line in SEGMENTED)]
     assert (tokens >= WORD_START).tolist() == [bit > 0 for bit in chain(*expected)]
     assert lengths.tolist() == [5, 9, 10]
-    by_character = blocks_of_text(tmp_path / "plain", text, tokenizer, 10)  # not found there, but prepared
+    by_character = blocks_of_text(tmp_path / "plain", text, tokenizer, 10)
     assert by_character.header.word_segmenter == "tokenizer"
     assert by_character.header.sha256 != made[0].header.sha256
 
@@ -115,9 +115,9 @@ def test_bytes_of_a_character_and_spaces_of_a_piece_are_one_word(tokenizers):
 
     assert begins(partial(re.findall, r"\S\S?"), "北") == ([True, False, False], [3])
     assert begins(partial(re.findall, r"\s|\S+"), "", "a a Q a") == ([True] * 5, [0, 5])  # one piece is a space
-    assert begins(str.split, "", "a a Q a") == ([True] * 5, [0, 5])  # as what is left out does
+    assert begins(str.split, "", "a a Q a") == ([True] * 5, [0, 5])  # text that is left out begins a word, too
     assert begins(None, "knew", "", "knew") == ([True, True], [1, 0, 1])
-    with pytest.raises(ValueError, match="'mill'"):  # another text
+    with pytest.raises(ValueError, match="'mill'"):  # the words are those of another text
         begins(lambda line: ["the", "mill"], "the river")
 
 
@@ -139,7 +139,7 @@ def test_masks_are_a_function_of_seed_and_position(tmp_path, tokenizers, kind):
     collator = DataCollatorForRTD(tokenizer, masking=kind, seed=2)
     sequences = stream.__getitems__([3, 9, 4])
     together = collator(sequences)
-    other_order = collator(replace(sequences, ids=np.asfortranarray(sequences.ids)))  # of memory
+    other_order = collator(replace(sequences, ids=np.asfortranarray(sequences.ids)))  # another order of memory
     assert all(torch.equal(other_order[name], tensor) for name, tensor in together.items())
     for place, position in enumerate([3, 9, 4]):
         for alone in ([stream[position]], stream.__getitems__([position])):
@@ -188,7 +188,7 @@ def test_a_segmenter_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="word_segmenter"):
         get_sequences(data, PreparationArguments(max_seq_length=10), tmp_path, chinese())
     data.train_files = [str(tmp_path / "blocks" / "text.txt")]
-    for _ in range(2):  # from text, and from the blocks that this makes
+    for _ in range(2):  # from text, then from the blocks that were made from it
         made, _ = get_sequences(data, PreparationArguments(max_seq_length=10), tmp_path, chinese())
         assert made.header.word_segmenter.startswith("jieba ")
         data.train_files = [made.path]

@@ -1,4 +1,4 @@
-"""A tiny encoder and a task that it can learn, as files; and a cache for `datasets` that goes with the tests."""
+"""Files of a tiny encoder and of a task that it can learn, and a temporary cache for `datasets`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WORDS = ["river", "mill", "letter", "garden", "horse", "night", "morning", "wind
 
 
 def flag_words(**flags) -> list[str]:
-    """A quiet command line for the CPU. A list is several words; None leaves a flag out."""
+    """Returns a quiet command line for the CPU. A list becomes several words. None leaves a flag out."""
     return list(card.flag_words({"use_cpu": True, "disable_tqdm": True, **flags}))
 
 
 def read_lines(source: Path | str) -> list:
-    """A file or text of JSON lines."""
+    """Parses a file or a text of JSON lines."""
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     return [json.loads(line) for line in text.splitlines()]
 
@@ -52,7 +52,7 @@ def encoder(tokenizer, tmp_path_factory) -> str:
 
 
 def write_examples(path: Path, number: int, seed: int, labeled: bool = True) -> str:
-    """Sentences of different lengths, `yes` where the word `old` stands in them."""
+    """Writes sentences of different lengths, with the label `yes` if they contain the word `old`. Returns the path."""
     draw, lines = random.Random(seed), ["review,verdict" if labeled else "review"]
     for _ in range(number):
         words = draw.choices(WORDS, k=draw.randint(2, 12))
@@ -65,7 +65,7 @@ def write_examples(path: Path, number: int, seed: int, labeled: bool = True) -> 
 
 
 def review_flags(directory: Path, train: int = 20, dev: int = 20) -> dict[str, object]:
-    """Flags of a task whose files it writes."""
+    """Writes the files of a task, and returns its flags."""
     files = write_examples(directory / "train.csv", train, 1), write_examples(directory / "dev.csv", dev, 2)
     flags = {"task_name": "reviews", "text_column_name": "review", "label_column_name": "verdict"}
     return {**flags, "train_file": files[0], "validation_file": files[1]}
@@ -73,11 +73,11 @@ def review_flags(directory: Path, train: int = 20, dev: int = 20) -> dict[str, o
 
 @pytest.fixture(scope="session")
 def finished(encoder, tmp_path_factory) -> tuple[Path, dict[str, object]]:
-    """A directory with data and a finished run of two seeds in `run`, and the run's flags. Copy what you change."""
+    """A directory with data and a finished run of two seeds in `run`, and the run's flags. Change copies only."""
     directory = tmp_path_factory.mktemp("reviews")
     flags = {"model_name_or_path": encoder, "output_dir": directory / "run", **review_flags(directory, 300, 60)}
     flags |= {"test_file": write_examples(directory / "test.csv", 20, 3, labeled=False), "seeds": 2}
     flags |= {"per_device_train_batch_size": 16, "learning_rate": 4e-3, "dropout": 0, "num_train_epochs": 6}
-    flags["bias_correction"] = True  # without it, so small a model may get stuck in its first, larger steps
+    flags["bias_correction"] = True  # without it, the first steps are larger, and so small a model may get stuck
     assert run_finetune(**flags) == 0
     return directory, flags

@@ -1,4 +1,4 @@
-"""Files in the official layouts, datasets of the Hub and own files become examples."""
+"""Reading examples from files in the official layouts, datasets of the Hub and files of one's own."""
 
 import csv
 import gzip
@@ -70,7 +70,8 @@ WORK = choice("d-1-0", "男:去。\n女:好。", "谈什么?", ["旅行", "工�
 FIRST_BLANK = choice("#idiom000378#", "他____;又□□□□。", "", CHID["candidates"], 1)
 SECOND_BLANK = choice("#idiom000379#", "他□□□□;又____。", "", CHID["candidates"], 0)
 
-# Task, split and file; its lines (dicts are JSON); the examples that it gives (strings: id|texts|label of one).
+# Each row: task, split and file; the lines of the file (dicts become JSON); the expected examples (strings:
+# id|texts|label).
 OFFICIAL = [
     ("cola train CoLA/train.tsv", ["gj04\t0\t*\tThey drank."], "0|They drank.|unacceptable"),
     ("cola test CoLA/test.tsv", ["index\tsentence", "7\tBill left."], "7|Bill left.|"),
@@ -105,7 +106,7 @@ OFFICIAL = [
         *("ocnli train ocnli/train.3k.json", [PAIR | {"label": "-", "id": 7}, PAIR | {"label": "neutral", "id": 8}]),
         "8|借呗|花呗|neutral",
     ),
-    (  # the place of the pronoun is wrong, and the second row has none
+    (  # the place of the pronoun is wrong, and the second text has no pronoun
         "cluewsc2020 dev cluewsc2020/dev.json",
         [{"target": NOUN, "label": "true", "text": text, "idx": 4} for text in ("杨百顺不在。叫他来。", "杨百顺。")],
         "0|_杨百顺_不在。叫[他]来。|true",
@@ -119,7 +120,7 @@ OFFICIAL = [
     ("c3 train c3/train.json", [json.dumps([C3_NUMBER])], choice("m-1-0", "文。", "几个?", ["3", "2", "5"], 1)),
     ("c3 test c3/test1.1.json", [json.dumps([C3_TEST])], choice("508", "文。", "谈什么?", ["旅行", "工作"], None)),
     ("chid dev chid/dev.json", [CHID], FIRST_BLANK, SECOND_BLANK),
-    (  # the second has a span that is not where its place says, the third spans that overlap
+    (  # the second row has a span at a wrong place, the third has overlapping spans
         "cluener2020 train cluener/train.json",
         [
             entities(name={"叶老桂": [[0, 2]]}),
@@ -167,7 +168,8 @@ def write(directory, name, lines):
 
 
 def example_of(row):
-    """Of a string, `id|text|label` or `id|text|text|label`; an empty label is not known."""
+    """Parses a string `id|text|label` or `id|text|text|label`, in which an empty label means unknown. Returns other
+    rows unchanged."""
     if not isinstance(row, str):
         return row
     id, *texts, label = row.split("|")
@@ -194,7 +196,7 @@ def test_every_task_is_tried_in_its_layout():
 
 
 def test_the_first_file_that_exists_is_read(tmp_path):
-    for name, split, files in (  # the later of them is taken
+    for name, split, files in (  # later files take precedence
         ("sst2", "test", ["SST-2/test.tsv", "SST-2/test-labeled.tsv"]),
         ("ocnli", "train", [f"ocnli/train{size}.json" for size in (".3k", ".10k", ".50k", "")]),
         ("csl", "dev", ["csl_few/dev_few_all.json", "csl_public/dev.json", "csl/dev.json"]),
@@ -419,7 +421,7 @@ def test_numbers_and_tags_are_read_from_any_format(tmp_path):
     assert list(load_split(task, "train").examples["label"]) == [2.5, -1.0, None]
     files = [
         write(tmp_path, "l.jsonl", [{"text": ["It", "rains"], "label": ["O", "B-VP"]}]),
-        write_csv(tmp_path / "s.csv", (), ("text", "label"), (), ("It rains", "O B-VP")),  # empty lines, too
+        write_csv(tmp_path / "s.csv", (), ("text", "label"), (), ("It rains", "O B-VP")),  # with empty lines
         write(tmp_path, "c.bio", ["It\tPRP\tO", "rains\tVBZ\tB-VP"]),
     ]
     for file in files:
@@ -466,7 +468,7 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     task = own_task("t", flags(dataset=hub))
     assert (task.splits, task.dev_splits, task.labels) == ({"train": "train", "test": "test"}, (), ("bad", "good"))
     assert load_split(task, "test").examples[1] == text("1", "b", label="good")
-    assert load_split(task, "test").source["dataset"] == "hub"  # by its name
+    assert load_split(task, "test").source["dataset"] == "hub"  # only the name of the directory
     assert own_task("t", flags(dataset=hub, validation_share=None)).validation_share == 0.1
     sliced = own_task("t", flags(dataset=hub, dataset_splits=["train=train[:75%]", "dev=train[75%:]"]))
     assert list(load_split(sliced, "dev").examples["label"]) == ["bad"]
@@ -509,7 +511,7 @@ def test_own_flags_and_files_that_make_no_task_are_refused(tmp_path, monkeypatch
         load_task(own_task("t" if options else "submission", flags(**{"train_file": file, **options})), None)
 
 
-# ---- Own tasks of every kind, and in files of flags ----
+# ---- Own tasks of every kind, and files of flags ----
 
 EXAMPLES = Path(__file__).parents[2] / "examples/tasks"
 CHOICES = [
@@ -540,7 +542,7 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
         ("multi_label", {"text": "x", "label": None}, (["x"], None)),
         ("multi_label", {"text": "x", "label": 1}, (["x"], ["b"])),
-        ("multi_label", {"text": "x", "label": 1.0}, (["x"], ["b"])),  # pandas' 1, in a column with gaps
+        ("multi_label", {"text": "x", "label": 1.0}, (["x"], ["b"])),  # pandas writes 1 as 1.0 in a column with gaps
         ("multi_label", {"text": "x", "label": "['a', 'b']"}, "row 1: .*list"),  # as pandas writes lists
         ("multi_label", {"text": "x", "label": "[]"}, "row 1: .*list"),
         ("multi_label", {"text": "x\ud83d", "label": "a"}, "row 1: .*surrogate"),
@@ -601,7 +603,7 @@ def test_a_test_split_with_nothing_but_empty_labels_is_not_labeled(tmp_path, kin
 
 
 ASKED = {"question": "where ?"}
-OWN = {  # a row, a second one, and what a prediction is called
+OWN = {  # a row, the changes for a second row, and the key of a prediction
     "question_answering": (ASKED | {"context": "the old river", "answers": "river"}, {"answers": ""}, "answer"),
     "multiple_choice": (ASKED | {"choices": ["a mill", "the river"], "label": 1}, {"label": 0}, "choice"),
     "multi_label": ({"text": "the old river", "label": "wet|old"}, {"text": "a mill", "label": "dry"}, "labels"),
@@ -648,7 +650,7 @@ def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encode
             assert line["probabilities"][line["choice"]] == max(line["probabilities"])
     wanted = [line["prediction"] for line in lines]
     assert found == ([one["text"] for one in wanted] if kind == "question_answering" else wanted)
-    if kind == "question_answering":  # files of SQuAD, too
+    if kind == "question_answering":  # files of SQuAD can be predicted, too
         file = write(tmp_path, "squad.json", [squad({"id": "a", "question": "where ?"})])
         assert predict_command.main(["--model_name_or_path", str(run), "--file", file, "--use_cpu"]) == 0
         assert {"id", "question", "answer", "nbest"} <= json.loads(capsys.readouterr().out).keys()
@@ -671,7 +673,7 @@ def test_the_tasks_of_the_examples_are_valid(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--config", str(path), "--model_name_or_path", "x", "--output_dir", "x"]
     chosen, own, _ = parse_arguments((TaskArguments, OwnTaskArguments, FineTuningArguments), words)
-    task = own_task(chosen.task_name[0], own)  # nothing has to be read
+    task = own_task(chosen.task_name[0], own)  # no file has to be read
     assert (task.name, task.benchmark, task.dev_splits) == (path.stem, "own", ("dev",))
     assert task.language in ("ko", "zh")
     if path.stem == "nsmc":

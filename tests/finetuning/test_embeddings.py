@@ -1,4 +1,4 @@
-"""Embeddings: what sentence-transformers loads, and what contrastive training leaves."""
+"""Embeddings: models that sentence-transformers loads, and the results of contrastive training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = {
 
 
 def rows(number: int, seed: int, *columns: str) -> list[dict]:
-    """Pairs of texts of one word, four times, and whether it is the same."""
+    """Pairs of texts, each of one word four times, labeled by whether the words are equal."""
     drawn = random.Random(seed)
     made = []
     for _ in range(number):
@@ -87,7 +87,7 @@ def test_training_brings_like_texts_together_and_leaves_what_sentence_transforme
     cosines = torch.nn.functional.cosine_similarity(first.double(), second.double()).tolist()
     predictions = [line["prediction"] for line in read_lines(directory / "predictions_dev.jsonl")]
     assert predictions == pytest.approx(cosines, abs=1e-4)
-    # Not of the cosines themselves: rounding orders the ties of equal texts.
+    # The predictions are correlated, not the cosines, in which rounding errors would order the ties of equal texts.
     correlation = spearmanr(predictions, [row["label"] for row in dev])[0]
     assert record.score == pytest.approx(correlation, abs=1e-6)
     with pytest.raises(ValueError, match="runtime"):
@@ -103,5 +103,5 @@ def test_embeddings_without_pairs_to_score_or_by_a_rule_of_others_are_refused(en
         finetune(encoder, rows(8, 1), rows(8, 2), tmp_path / "run", **options)
     with pytest.raises(ValueError, match="lora"):
         finetune(encoder, rows(8, 1), rows(8, 2), tmp_path / "run", lora=True, **QUICK)
-    with pytest.raises(ValueError, match="other"):  # only in training a second text may be missing
+    with pytest.raises(ValueError, match="other"):  # a second text may be missing in training only
         finetune(encoder, rows(8, 1), rows(8, 2, "text", "label"), tmp_path / "run", **QUICK)

@@ -1,4 +1,4 @@
-"""The command, as its user sees it: runs, what they leave, and what is refused."""
+"""The command as a user sees it: runs, the files that they leave, and refused settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record_of(directory: Path, seed: int = 42, task: str = "reviews") -> Evaluat
 
 @pytest.fixture
 def copied(finished, tmp_path) -> tuple[Path, dict]:
-    """A copy of the finished run, to change, and its flags."""
+    """A copy of the finished run, which a test may change, and its flags."""
     directory, flags = finished
     shutil.copytree(directory / "run", tmp_path / "run")
     return tmp_path / "run", {**flags, "output_dir": tmp_path / "run"}
@@ -91,7 +91,7 @@ def test_one_command_fine_tunes_what_a_run_exported_and_draws_scores_over_tokens
     means = [sum(record.score for record in runs) / 2 for runs in records.values()]
     assert drawn == [[[1000, 4000], pytest.approx(means)]]
     assert pretraining_of(run / "discriminator")["tokens"] == 4000
-    assert pretraining_of(run / "checkpoint-2") is None  # a checkpoint has seen a part
+    assert pretraining_of(run / "checkpoint-2") is None  # a checkpoint has seen only a part
     with monkeypatch.context() as patch:
         patch.chdir(run / "discriminator")
         assert pretraining_of(".")["tokens"] == 4000
@@ -194,7 +194,7 @@ def test_a_model_that_cannot_be_written_leaves_its_training(more, finished, tmp_
             run_finetune(**flags)
     monkeypatch.setattr(FineTuner, "training_step", is_full)
     if "eval_steps" in more:
-        flags["eval_on_start"] = True  # which must not count once more
+        flags["eval_on_start"] = True  # this evaluation must not count twice
     assert run_finetune(**flags) == 0
     file = "reviews/seed_42/model/model.safetensors"
     whole, broken = (load_file(tmp_path / name / file) for name in ("whole", "broken"))
@@ -220,7 +220,7 @@ def test_class_weights_and_a_part_of_the_examples_decide_a_run_and_scores_are_lo
 
 
 def number_file(path: Path, factor: float, shift: float) -> str:
-    """The number is that of the words `old`, as `factor * n + shift`."""
+    """Writes texts that are labeled `factor * n + shift` if they contain the word `old` n times. Returns the path."""
     draw, lines = random.Random(1), ["text,label"]
     for row in range(240):
         words = draw.choices(WORDS, k=draw.randint(2, 9)) + ["old"] * (row % 4)
@@ -242,7 +242,8 @@ def regress(directory: Path, encoder: str, factor: float, shift: float, **more) 
 def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more, encoder, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="labels are 3"):
         regress(tmp_path / "same", encoder, 0.0, 3.0)
-    with pytest.raises(ValueError, match="1700000001"):  # as seconds: float32 has one number in 128
+    # Such as times in seconds: at this size, float32 has only every 128th number.
+    with pytest.raises(ValueError, match="1700000001"):
         regress(tmp_path / "far", encoder, 1.0, 1.7e9)
     found = []
     for name, unit in (("plain", (1.0, 0.0)), ("scaled", (100.0, 7.0))):
@@ -258,7 +259,7 @@ def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more,
     with torch.no_grad():
         logits = model.eval()(**inputs).logits.squeeze(-1).tolist()
     assert logits == pytest.approx(found[1], abs=100 * tolerance)
-    if not more:  # trained on: the head is brought back into the unit of training
+    if not more:  # training goes on: the head is converted back to the unit of training
         again = regress(tmp_path / "again", str(directory / "model"), *unit, max_steps=1, learning_rate=0)
         assert again.metrics["dev"] == pytest.approx(record.metrics["dev"], rel=1e-4)
 
@@ -325,7 +326,7 @@ def test_nothing_is_deleted_before_everything_is_checked_and_what_others_wrote_n
     (model,) = run.glob("reviews/*/model")
     for name in ("reviews/mine.csv", "reviews/seed_42/mine.csv"):
         shutil.copy(flags["train_file"], run / name)
-    interrupted = shutil.copytree(model, run / "reviews/seed_44/model")  # killed before its record
+    interrupted = shutil.copytree(model, run / "reviews/seed_44/model")  # this seed was killed before its record
     for difference, message in (
         ({"model_name_or_path": "absent/absent/absent"}, "absent"),
         ({"model_name_or_path": model}, "would delete"),
@@ -389,7 +390,7 @@ def test_the_command_checks_its_table_of_rules(finished, tmp_path):
 
 
 def vocabulary_file(path, tokenizer) -> Path:
-    """The words of a tokenizer and three more, in another order."""
+    """Writes the words of a tokenizer with three more in between, and returns the path."""
     words = sorted(tokenizer.vocab, key=tokenizer.vocab.get)
     path.write_text("".join(f"{word}\n" for word in [*words[:20], "one", "two", "three", *words[20:]]))
     return path

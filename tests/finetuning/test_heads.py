@@ -100,7 +100,7 @@ def test_labels_and_options_are_in_the_configuration_that_is_saved_and_outputs_a
     assert (answers.config.num_labels, answers.config.problem_type) == (2, None)
     assert answers.eval()(IDS).start_logits.shape == (2, 5)
     assert logits(load_with_head(TAGS, saved(answers, tmp_path / "answers"), labels=LABELS)).shape == (2, 5, 3)
-    assert load_with_head(CHOICE, tmp_path).eval()(IDS[None]).logits.shape == (1, 2)  # had three labels
+    assert load_with_head(CHOICE, tmp_path).eval()(IDS[None]).logits.shape == (1, 2)  # the source had three labels
 
 
 @pytest.mark.parametrize("labels", [LABELS, ()])
@@ -137,7 +137,7 @@ def test_adapters_load_whole_with_peft_alone_and_carry_their_labels(tmp_path, di
 def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_refused(
     auto_class, other, tmp_path, discriminator, caplog
 ):
-    caplog.set_level("INFO")  # before the first load: what is told once is not told again
+    caplog.set_level("INFO")  # before the first load, as some messages appear only once
     tuned = load_with_head(auto_class, discriminator, labels=LABELS)
     saved(tuned, tmp_path)
     for wrong in (other, ()) if auto_class is CLASSES else (other,):

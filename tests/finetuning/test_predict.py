@@ -34,7 +34,7 @@ TEXTS = ["the old river", "a mill", "the garden was old and the night was young"
 
 @pytest.fixture
 def predicted(capsys):
-    """What the command prints for a model and more flags, as lines of JSON."""
+    """Returns a function that runs the command for a model with more flags, and returns the JSON lines printed."""
 
     def predicted(model, *flags) -> list:
         capsys.readouterr()
@@ -46,7 +46,7 @@ def predicted(capsys):
 
 def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_path, tokenizer, predicted):
     directory, _ = finished
-    rows = (directory / "test.csv").read_text().splitlines()  # here with the nameless index that pandas writes
+    rows = (directory / "test.csv").read_text().splitlines()  # new.csv gets the nameless index that pandas writes
     (tmp_path / "new.csv").write_text("".join(f"{number or ''},{row}\n" for number, row in enumerate(rows)))
     flags = ["--file", tmp_path / "new.csv", "--text_column_name", "review", "--output_file", tmp_path / "out.jsonl"]
     assert predicted(directory / "run", *flags) == []
@@ -102,7 +102,7 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
     assert found == [found[0]] * 3
     assert (tmp_path / "split/own/seed_42/predictions_test.jsonl").exists()
     assert mine.read_text() == "mine"
-    assert {record.command for record in read_evaluations([tmp_path]).values()} == {""}  # the rows' files are gone
+    assert {record.command for record in read_evaluations([tmp_path]).values()} == {""}  # the temporary files are gone
     assert model.labels == ("no", "yes")
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     lines = predicted(tmp_path / "rows", "--file", tmp_path / "a.txt")
@@ -125,7 +125,7 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
     for _ in range(2):
         assert again.predict(TEXTS[0]) == wanted[:1]
         drawn.update((random.random(), np.random.random(), torch.rand(()).item()))  # noqa: NPY002
-    assert len(drawn) == 6  # of the caller's random numbers, `predict` sets none back
+    assert len(drawn) == 6  # `predict` resets no random numbers of the caller
     assert len(again.predict(["", TEXTS[0]])) == 2
 
 
@@ -188,7 +188,7 @@ def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_not
     records = [EvaluationRecord.load(tmp_path / f"reviews/seed_{seed}") for seed in (42, 43)]
     assert model.name == str(tmp_path / f"reviews/seed_{best_seed(records)}/model")
     assert not any(record.command for record in records)  # the files of its rows are gone
-    for split, best in (("dev", 43), ("test", 42)):  # a test split never chooses
+    for split, best in (("dev", 43), ("test", 42)):  # a test score never decides
         scores = ({split: {records[0].main_metric: score}} for score in (0.1, 0.9))
         assert best_seed([replace(each, metrics=score) for each, score in zip(records, scores, strict=True)]) == best
     with pytest.raises(ValueError, match="keep_models"):

@@ -1,4 +1,4 @@
-"""What a report says of predictions, against scikit-learn and a bootstrap with loops."""
+"""The figures of a report, compared with scikit-learn and with a bootstrap that uses loops."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.report import INTERVAL, RESAMPLES, SLOW_RESAMPLES, resampled_scores, write_report
 
 
-LABELS = ("no", "yes", "$\\frac 可$")  # the last one is no formula, and has a character that few fonts have
+LABELS = ("no", "yes", "$\\frac 可$")  # the last one is not a formula, and few fonts have its character
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")
 
 

@@ -1,4 +1,4 @@
-"""Scores equal what their formulas give, or the official scripts, are never NaN, and refuse what cannot be scored."""
+"""Scores agree with their formulas or the official scripts, and are never NaN. Invalid input is refused."""
 
 from collections import Counter
 
@@ -33,13 +33,14 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 def test_no_finite_numbers_give_nan_or_a_warning(rows):
     found = score_labels(["pearson", "spearman"], *np.array(rows, np.float32).T)
     assert all(-1.0000001 <= value <= 1.0000001 for value in found.values())
-    constant = [1.0, 1.0 + 2**-52, 1.0, 1.0]  # but for rounding
+    constant = [1.0, 1.0 + 2**-52, 1.0, 1.0]  # constant but for rounding
     assert score_labels(["pearson"], constant, [1.0, 2.0, 3.0, 4.0]) == {"pearson": 0.0}
     assert score_labels(["pearson", "spearman"], [1.0, 2.0, 9.0], [1.0, 2.0, 3.0])["spearman"] == pytest.approx(1)
 
 
 def chunks_by_boundaries(tags):
-    """Word by word, whether a chunk starts before it and ends behind it (conlleval's startOfChunk and endOfChunk)."""
+    """Finds chunks by deciding for each word whether one starts before it or ends after it, as conlleval does
+    (startOfChunk and endOfChunk)."""
     cut = [("O", "O"), *[tuple(tag.split("-", 1)) if tag != "O" else ("O", "O") for tag in tags], ("O", "O")]
     starts = [
         place - 1
@@ -90,7 +91,7 @@ def cmrc(predictions, answers):
 
 def test_sets_of_labels_have_micro_and_macro_f1_and_an_exact_match():
     predictions, right = [["a", "b"], [], ["a"], ["c"]], [["b", "a"], [], ["b"], ["a", "c"]]
-    # Of a: 2 predicted, 2 right, 1 both; b: 1, 2, 1; c: 1, 1, 1. Nobody has d.
+    # Label a: 2 predicted, 2 right, 1 in both. Label b: 1, 2, 1. Label c: 1, 1, 1.
     macro = (2 / 4 + 2 / 3 + 2 / 2) / 3
     wanted = {"micro_f1": pytest.approx(6 / 9), "macro_f1": pytest.approx(macro), "accuracy": 0.5}
     assert label_report(predictions, right)[1].items() >= wanted.items()
@@ -105,13 +106,13 @@ def test_sets_of_labels_have_micro_and_macro_f1_and_an_exact_match():
         ("en", "the Denver Broncos team", ["Denver Broncos"], 0, 4 / 5),
         ("en", "Broncos", ["Denver Broncos", "Broncos", "Carolina"], 1, 1),  # the best of several
         ("en", "Denver and Carolina", ["Denver Broncos", "Carolina Panthers in Denver"], 0, 4 / 7),
-        ("en", "dog dog cat", ["dog cat cat"], 0, 2 / 3),  # words count as often as they stand
+        ("en", "dog dog cat", ["dog cat cat"], 0, 2 / 3),  # words count as often as they occur
         ("en", "U.S.", ["US"], 1, 1),
-        ("en", "well-known", ["wellknown"], 1, 1),  # punctuation goes without a space
+        ("en", "well-known", ["wellknown"], 1, 1),  # punctuation is removed and leaves no space
         ("en", "theatre an anthem", ["theatre anthem"], 1, 1),  # articles as whole words only
-        ("en", "a.b", ["b"], 0, 0),  # punctuation before articles: "ab"
+        ("en", "a.b", ["b"], 0, 0),  # punctuation is removed before articles: "ab"
         ("en", "naïve café", ["Naïve Café"], 1, 1),
-        ("en", "“quoted”", ["quoted"], 0, 0),  # only ASCII punctuation goes
+        ("en", "“quoted”", ["quoted"], 0, 0),  # only ASCII punctuation is removed
         ("en", "", ["Denver"], 0, 0),
         ("ko", "이순신", ["이순신 장군"], 0, 6 / 8),  # characters: 3 of 3, and 3 of 5
         ("ko", "이순신장군", ["이순신 장군"], 0, 1),  # spaces count for the exact match alone
@@ -152,7 +153,7 @@ def test_answers_are_compared_by_the_rules_of_squad_korquad_and_cmrc(language, p
 def test_what_normalization_empties_is_where_squad_1_and_2_part():
     assert score_answers(["a"], [["The"]]) == {"exact_match": 1.0, "f1": 0.0}  # no shared word
     assert score_squad_v2(["a"], [["The"]])["f1"] == 1.0
-    # SQuAD 2.0 leaves out such answers where there are others.
+    # SQuAD 2.0 leaves out answers that normalization empties if there are others.
     assert score_answers(["!"], [["The", "cat"]])["exact_match"] == 1.0
     assert score_squad_v2(["!"], [["The", "cat"]])["exact_match"] == 0.0
 

@@ -11,7 +11,7 @@ from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
 
 
-# Of GLUE: for each test split the server's file, and what stands there for each label.
+# GLUE: for each test split, the server's file and the text that stands for each label in it.
 GLUE = {
     "cola test": "CoLA.tsv 0 1", "sst2 test": "SST-2.tsv 0 1", "mrpc test": "MRPC.tsv 0 1", "qqp test": "QQP.tsv 0 1",
     "wnli test": "WNLI.tsv 0 1", "mnli test_matched": "MNLI-m.tsv entailment neutral contradiction",
@@ -20,7 +20,7 @@ GLUE = {
     "rte test": "RTE.tsv entailment not_entailment",
 }  # fmt: skip
 GLUE_FILES = {"STS-B.tsv", *(words.split()[0] for words in GLUE.values())}
-# Of CLUE: the files with a label a line.
+# CLUE: the files with one label per line.
 CLUE = {
     "afqmc": "afqmc", "tnews": "tnews11", "iflytek": "iflytek", "cmnli": "cmnli", "ocnli": "ocnli_50k",
     "cluewsc2020": "cluewsc11", "csl": "csl",

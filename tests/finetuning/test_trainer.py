@@ -1,4 +1,4 @@
-"""The loss of a step, whatever batches it is cut into, and the learning rate of each depth."""
+"""The loss of a step, however it is split into batches, and the learning rate at each depth."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_step_in_batches_of_different_sizes_has_the_loss_and_gradient_of_one_b
     task, tokenizer, encoder, tmp_path
 ):
     steps = []
-    # 48 = 2 x 20 + 8: the last batch is smaller, and for tags no two batches have as many words.
+    # 48 = 2 x 20 + 8: the last batch is smaller, and for tags, no two batches have the same number of words.
     for batch_size, accumulation in ((48, 1), (20, 3)):
         sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
         trainer = make_trainer(task, tokenizer, encoder, tmp_path, **sizes)
@@ -80,7 +80,7 @@ def test_batches_of_similar_length_come_shuffled_in_an_order_of_seed_and_epoch(t
         assert np.ptp(lengths, axis=1).mean() < 4
         longest = lengths.max(axis=1)
         assert longest[0] == lengths.max()
-        assert (np.diff(longest.reshape(-1, 3)) > 0).any()  # transformers sorts each three of these batches
+        assert (np.diff(longest.reshape(-1, 3)) > 0).any()  # transformers would sort every three batches by length
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders}) == 3
 
@@ -110,7 +110,7 @@ def make_electra(num_layers):
 
 
 def rates_by_name(model, groups):
-    """The rate of each parameter; fails where one is in two groups."""
+    """Returns the learning rate of each parameter. Fails if a parameter is in two groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     rates = [(names[id(parameter)], group["lr"]) for group in groups for parameter in group["params"]]
     assert len(dict(rates)) == len(rates)
@@ -118,7 +118,7 @@ def rates_by_name(model, groups):
 
 
 def original_rate(name, learning_rate, decay, num_layers):
-    """`_get_layer_lrs` of google-research/electra, and its look-up by part of a name, with transformers' names."""
+    """`_get_layer_lrs` of google-research/electra with its look-up by a part of the name, for transformers' names."""
     depths = {".embeddings.": 0, ".embeddings_project.": 0, "classifier.": num_layers + 2}
     depths |= {f"encoder.layer.{layer}.": layer + 1 for layer in range(num_layers)}
     (found,) = (depth for part, depth in depths.items() if part in name)
@@ -136,7 +136,7 @@ def test_rates_decay_as_by_the_formula_of_the_original_but_once_less(num_layers,
         # The original decays everything but the head once more.
         wanted /= 1 if "classifier." in name else decay
         assert rate == pytest.approx(wanted, rel=1e-12)
-    assert list(rates.values()) == sorted(rates.values(), reverse=True)  # the head first
+    assert list(rates.values()) == sorted(rates.values(), reverse=True)  # the head comes first
 
 
 def test_frozen_parameters_are_left_out_and_do_not_change_the_depths():

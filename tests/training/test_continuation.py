@@ -73,7 +73,7 @@ def test_what_is_shared_follows_from_the_pair_or_from_the_flag(tmp_path, tokeniz
     pair.save_pretrained(tmp_path)
     built = build_model(ModelArguments(continue_from=str(tmp_path), sharing=now), tokenizer, 32)
     assert (built.config.sharing, built.config.temperature) == (now or before, 0.5)
-    torch.testing.assert_close(logits(built)[0], logits(pair)[0])  # not bit for bit: with 'gdes', its table is a sum
+    torch.testing.assert_close(logits(built)[0], logits(pair)[0])  # not bit for bit: with 'gdes', the table is a sum
     if now != "embeddings" or before == now:  # else the generator takes the discriminator's tables
         assert torch.equal(logits(built)[1], logits(pair)[1])
     tables = {id(tower.get_input_embeddings().weight) for tower in built.towers.values()}

@@ -174,7 +174,7 @@ def test_nodes_that_see_other_directories_are_refused_by_name_before_any_work(wo
 @pytest.mark.parametrize(
     ("run", "is_signalled", "status", "is_queued_again"),
     [
-        ("trap 'exit 1' TERM", True, 1, True),  # as torchrun ends after a signal
+        ("trap 'exit 1' TERM", True, 1, True),  # torchrun's status after a signal
         ("trap 'sleep 0.2; exit 143' TERM", True, 143, True),
         ("trap 'exit 0' TERM", True, 0, False),
         ("exit 4", False, 4, False),

@@ -1,4 +1,4 @@
-"""Fine-tuning to correct: what is learned of a pair, what a prediction says, and a model that learns, end to end."""
+"""Fine-tuning for correction: the labels of a pair of sentences, the predictions, and a model trained end to end."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def test_every_word_of_one_token_learns_its_right_token_and_others_are_left_out(
     rows = examples(("The old mill went .", "The old river went ."), ("She took mills", "She gave horse"),
                     ("went the", "went the river"), ("to the door", None), (" ", " "))  # fmt: skip
     features = kind.encode(rows, training=True)
-    # The third falls into other words, the fourth has no right sentence, the fifth no word.
+    # The third pair has different numbers of words, the fourth has no right sentence, and the fifth has no word.
     assert features["example"] == [0, 1]
     names = [
         tokenizer.convert_ids_to_tokens([label if label >= 0 else 0 for label in row]) for row in features["labels"]
@@ -81,7 +81,7 @@ def test_a_share_of_the_right_tokens_is_masked_in_training_and_not_judged(kind, 
     is_right, masked = batch["labels"].eq(given), batch["input_ids"].eq(tokenizer.mask_token_id)
     assert not (masked & ~is_right).any()
     assert masked.sum() / is_right.sum() == pytest.approx(MASKED_SHARE, abs=0.03)
-    assert kind.collate(list(features))["input_ids"].ne(batch["input_ids"]).any()  # drawn anew
+    assert kind.collate(list(features))["input_ids"].ne(batch["input_ids"]).any()  # the masks are drawn anew
 
     logits = torch.randn(*given.shape, len(tokenizer), dtype=torch.float64)
     detection = torch.randn(given.shape, dtype=torch.float64)
@@ -125,7 +125,7 @@ def test_the_head_of_a_masked_language_model_goes_on(kind, tmp_path, source_clas
 
 
 def write_pairs(path, number, seed):
-    """Sentences in which a `garden` should be a `horse`."""
+    """Writes pairs of sentences in which `garden` is an error for `horse`, and returns the path."""
     draw, lines = random.Random(seed), ["text\tright"]
     for _ in range(number):
         words = draw.choices([word for word in WORDS if word not in ("garden", "street")], k=draw.randint(3, 8))
@@ -163,7 +163,7 @@ def test_a_model_learns_to_correct_and_the_corrector_loads_it(encoder, tmp_path,
     (answer,) = classifier.predict(["night garden mill"])
     assert answer == {"corrected": {"text": "night horse mill", "source": "night garden mill"}}
 
-    with torch.no_grad():  # a model that would change much
+    with torch.no_grad():  # makes the model change many words
         for network in (classifier.model, corrector.model):
             network.get_output_embeddings().bias.copy_(torch.linspace(-20, 20, 55).roll(20))
     draw = random.Random(0)

@@ -1,4 +1,4 @@
-"""Question answering: windows of long contexts, their labels, losses, and the best answer over all of them."""
+"""Question answering: windows of long contexts, their labels and losses, and the best answer over all windows."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def questions(*rows):
 
 
 def gold_outputs(features, certain=9.0):
-    """Logits of a model that has learned the labels by heart, padded as several batches would be."""
+    """Returns the logits of a model that knows all labels, padded like the outputs of several batches."""
     starts = np.full((len(features), max(features["length"])), -100.0, dtype=np.float32)
     for number, length in enumerate(features["length"]):
         starts[number, :length] = 0
@@ -74,7 +74,7 @@ def test_gold_outputs_decode_to_the_gold_answers(rows, unanswerable, doc_stride)
             assert prediction["nbest"][0]["text"] == rows[index]["label"][0]
             assert len(prediction["nbest"]) <= 20
             assert sum(answer["probability"] for answer in prediction["nbest"]) == pytest.approx(1)
-    if doc_stride >= 6:  # as long as the longest of these answers
+    if doc_stride >= 6:  # this is enough for the longest possible answer, 7 tokens
         assert whole == set(range(len(rows)))
 
 
@@ -105,9 +105,9 @@ def test_windows_cover_every_token_in_order_and_overlap_by_the_stride(example, d
     [
         (0, 0, [(0, 0), None]),
         (6, 10, [(6, 10), None]),
-        (7, 10, [(7, 10), (0, 3)]),  # all that the windows share
+        (7, 10, [(7, 10), (0, 3)]),  # the whole overlap of the windows
         (8, 11, [None, (1, 4)]),
-        (6, 11, [None, None]),  # in neither whole
+        (6, 11, [None, None]),  # whole in neither window
         (15, 15, [None, (8, 8)]),
     ],
 )
@@ -165,7 +165,8 @@ def test_training_leaves_out_what_cannot_be_learned_and_prediction_what_cannot_b
     assert make(unanswerable=True).encode(examples, training=True)["example"] == [1, 6]
     features = make().encode(examples, training=False)
     assert features["example"] == [0, 1, 2, 6]
-    assert set(make().collate(list(features))) == {"input_ids", "token_type_ids", "attention_mask"}  # one is not known
+    # Without labels, because one answer is not known.
+    assert set(make().collate(list(features))) == {"input_ids", "token_type_ids", "attention_mask"}
     predictions = make().decode((np.zeros((4, 7)), np.zeros((4, 7))), features, examples)
     assert [bool(prediction["text"]) for prediction in predictions] == [True, True, True, False, False, False, True]
     assert predictions[3] == {"text": "", "nbest": []}

@@ -50,7 +50,7 @@ def test_texts_and_pairs_have_the_frame_of_bert_and_their_segments_and_special_t
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
     assert (pair["labels"], pair["length"], pair["example"], pair["truncated"]) == (1, 7, 0, False)
     ids = make(tokenizer).encode(texts(("the [SEP] river [MASK]", "yes")), training=False)[0]["input_ids"]
-    assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.mask_token_id)) == (1, 0)  # they are text
+    assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.mask_token_id)) == (1, 0)  # both are ordinary text
 
 
 def truncate_as_the_original(first, second, room):
@@ -231,7 +231,7 @@ def test_choices_that_fill_a_batch_up_have_no_say_and_no_gradient(tokenizer):
     losses = [kind.loss(model(**{k: v for k, v in one.items() if k != "labels"}), one) for one in apart]
     torch.testing.assert_close(together, sum(losses))
     logits = outputs.logits.detach().numpy()
-    logits[0, 2] = 99.0  # of a choice that the question does not have
+    logits[0, 2] = 99.0  # this question has no third choice
     assert kind.decode(logits, kind.encode(rows, training=False), rows)[0] in (0, 1)
 
 
@@ -281,7 +281,7 @@ def test_the_first_token_of_a_word_carries_its_tag_also_where_a_sentence_goes_on
     assert tokens[1:-1] == ["river", "##s", "[UNK]", "mill", "##ing", "[UNK]"]
     assert whole["labels"][0] == [-100, 1, -100, 2, 0, -100, 3, -100]
     assert whole["places"][0] == [1, 3, 4, 6]
-    assert make_tagger().score([["B-x", "I-x", "O", "O"]], examples)["precision"] == 1  # a recall of 1/2
+    assert make_tagger().score([["B-x", "I-x", "O", "O"]], examples)["precision"] == 1  # the recall is 1/2
     parts = make_tagger(6).encode(examples, training=True)  # whole words only
     assert parts["labels"] == [[-100, 1, -100, 2, -100], [-100, 0, -100, 3, -100]]
     assert parts["example"] == [0, 0]

@@ -24,7 +24,7 @@ from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.pair.configuration_electra_rtd import needs_generator_network
 
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so the commands that they start.
+# A shell that starts the tests in the background makes them, and the commands that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _WORDS = (
@@ -36,7 +36,7 @@ VOCABULARY = [*SPECIAL_TOKENS, ".", ",", "!", "?", '"', *WORDS, "##s", "##ing", 
 
 
 def pytest_collection_finish() -> None:
-    """The trainers collect garbage in every run, half a second each among all that the tests imported."""
+    """Excludes imported objects from garbage collection: the trainers collect in every run, which took 0.5 s each."""
     gc.freeze()
 
 
@@ -47,7 +47,8 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(request, monkeypatch) -> None:
-    """An empty picture after a run, but in slow tests and `finished_run`: a real one takes longer than most runs."""
+    """Replaces the picture of the curves, which takes longer than most runs, with an empty file. Slow tests and
+    `finished_run` draw the real one."""
     if "slow" not in request.keywords:
         monkeypatch.setattr("hf_electra_rtd.training.directory.plot_curves", lambda record, path: Path(path).touch())
 
@@ -59,7 +60,7 @@ def tokenizer() -> BertTokenizer:
 
 
 def make_text(num_documents: int, seed: int = 0, lines: tuple[int, int] = (1, 8)) -> str:
-    """Sentences of known words, several a line; an empty line ends a document."""
+    """Text of known words with several sentences on a line; an empty line ends a document."""
     random = np.random.default_rng(seed)
 
     def sentence():
@@ -107,8 +108,8 @@ def model() -> ElectraForRTDPretraining:
 
 
 def save_corrector(source: Path | str, tokenizer, directory: Path) -> str:
-    """The directory of a model for correction, as `finetune` writes it: a masked language model with a new head that
-    detects."""
+    """Saves a model for correction as `finetune` writes it, a masked language model with a new detection head, and
+    returns its directory."""
     from hf_electra_rtd.data.tokenization import save_tokenizer
     from hf_electra_rtd.finetuning.heads import load_with_head
     from hf_electra_rtd.finetuning.kinds import KINDS
@@ -130,8 +131,8 @@ def batch(blocks, tokenizer) -> dict[str, torch.Tensor]:
 
 
 def pretraining_flags(workplace: Path, corpus: Path, output_dir: Path | str, *flags: str, **options) -> list[str]:
-    """The command line of a pre-training of four steps on the CPU, with its vocabulary and configuration in
-    `workplace`, in float32 on every processor. `options` are more flags with their values; None leaves one out."""
+    """The command line of four pre-training steps on the CPU, in float32 on every processor. Its vocabulary and
+    configuration are written to `workplace`. `options` are more flags with their values; None leaves a flag out."""
     (workplace / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     tiny_config().save_pretrained(workplace / "config")
     values = {"output_dir": output_dir, "train_files": corpus, "tokenizer": workplace / "vocab.txt"}
@@ -144,8 +145,8 @@ def pretraining_flags(workplace: Path, corpus: Path, output_dir: Path | str, *fl
 
 @pytest.fixture(scope="session")
 def finished_run(corpus, tmp_path_factory) -> Path:
-    """The output directory of a finished pre-training of four steps: checkpoints 2 and 4, exports after 50 % and
-    100 %, held-out metrics. To be read only: copy it to change it."""
+    """The output directory of a finished pre-training of four steps, with checkpoints 2 and 4, exports after 50 % and
+    100 %, and held-out metrics. Tests only read it; copy it to change it."""
     from hf_electra_rtd.training.pretrain import main
 
     workplace = tmp_path_factory.mktemp("pretraining")

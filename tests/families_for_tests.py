@@ -1,4 +1,4 @@
-"""Tiny random encoders of every supported family, and tokenizers of every kind, for the tests of several rooms."""
+"""Tiny random encoders of every supported family, and tokenizers of every kind, for tests in several directories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _USUAL: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _ROBERTA: dict[str, Any] = _USUAL | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
-# As DeBERTa-v3: relative positions in buckets, no token types, and v2's convolution beside the first layer.
+# Like DeBERTa-v3: relative positions in buckets, no token types, and v2's convolution beside the first layer.
 _DEBERTA: dict[str, Any] = _USUAL | {
     "relative_attention": True,
     "position_buckets": 8,
@@ -67,7 +67,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     | dict.fromkeys(("embedding_dropout", "mlp_dropout", "attention_dropout", "classifier_dropout"), 0.1),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    # The released head of DeBERTa, which multiplies by the word table, and embeddings narrower than the layers.
+    # The other head of transformers' DeBERTa, which has an output layer of its own; and embeddings that are narrower
+    # than the layers.
     "deberta-v2, legacy head": _DEBERTA | {"legacy": True},
     "deberta-v2, narrow": _DEBERTA | {"legacy": True, "embedding_size": 16, "position_biased_input": True},
     "roberta, another pad": _ROBERTA | {"pad_token_id": 0},
@@ -83,18 +84,18 @@ def family_of(kind: str) -> str:
 
 
 def tiny_family_config(kind: str, **options: Any) -> PreTrainedConfig:
-    """A configuration of one of `KINDS`, or of a family that is not known: 120 tokens, width 32, 2 layers, 2 heads,
-    sequences of 64 tokens, dropout 0.1, weights far from uniform. Another `pad_token_id` moves RoBERTa's positions as
-    it should."""
+    """A configuration of one of `KINDS`: 120 tokens, width 32, 2 layers, 2 heads, sequences of 64 tokens, dropout 0.1,
+    weights far from uniform. For any other family, only the vocabulary size, the scale of the weights and `options`
+    are set. Another `pad_token_id` moves RoBERTa's positions as it should."""
     fields = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.2, **_KINDS.get(kind, {}), **options}
     if family_of(kind) in POSITIONS_BEHIND_PADDING and "max_position_embeddings" not in options:
         fields["max_position_embeddings"] += fields["pad_token_id"] + 1
     return AutoConfig.for_model(family_of(kind), **fields)
 
 
-# ---- Tokenizers: how special tokens are called and begin, and how a token shows the space before it ----
+# ---- Tokenizers, with different special tokens and marks for the space before a token ----
 
-# Signs of several bytes, which a small byte-level vocabulary splits, and two spaces.
+# Multi-byte characters, which a small byte-level vocabulary splits, and two spaces in a row.
 ODD = 'naïve Café 水流。 don\'t 😀  "the mills." saĠa saws'
 _SENTENCES = make_text(40, seed=1).replace(" .", ".").replace(" !", "!").replace('"', "'")
 LINES = [*_SENTENCES.split("\n"), *[ODD] * 4]
@@ -133,7 +134,7 @@ def _modernbert() -> PreTrainedTokenizerFast:
     )
     backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken("  ", normalized=True)])  # ModernBERT's runs of spaces
+    backend.add_tokens([AddedToken("  ", normalized=True)])  # like ModernBERT's tokens for runs of spaces
     backend.add_special_tokens(["[UNK]", "[CLS]", "[SEP]", "[PAD]", AddedToken("[MASK]", lstrip=True)])
     backend.post_processor = processors.TemplateProcessing(
         "[CLS] $A [SEP]",

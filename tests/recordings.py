@@ -1,4 +1,4 @@
-"""The project's copy of trajectories of the original's own TensorFlow graph, and how closely ours follows them.
+"""Recorded trajectories of the original's own TensorFlow graph, and how closely our model follows them.
 
 fixtures/tf_reference/<variant>/ holds six steps of google-research/electra (commit 8a46635) on small random inputs,
 without dropout: the checkpoint before step 0, its hparams, and in `trajectory.npz` the masked and corrupted ids, the
@@ -26,7 +26,7 @@ STEP_COUNTER = "global_step"
 
 
 class Recording:
-    """One variant."""
+    """The recording of one variant."""
 
     def __init__(self, variant: str) -> None:
         self.folder = FOLDER / variant
@@ -37,14 +37,14 @@ class Recording:
 
     @property
     def hparams(self) -> dict[str, Any]:
-        """As recorded, but without dropout, as the trajectory was."""
+        """The recorded hparams, but with dropout set to 0, as it was in the trajectory."""
         hparams = dict(self.config["hparams"])
         none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         return {**hparams, "model_hparam_overrides": {**hparams["model_hparam_overrides"], **none}}
 
     @property
     def detects(self) -> bool:
-        """Whether there is a discriminator."""
+        """Whether the variant has a discriminator."""
         return bool(self.hparams["electra_objective"] or self.hparams["electric_objective"])
 
     @property
@@ -53,8 +53,8 @@ class Recording:
 
     @property
     def start_variables(self) -> dict[str, np.ndarray]:
-        """The start checkpoint without TensorFlow: its data file is the variables, one after the other, by name.
-        tests/checkpoints/test_tf_reader.py holds this against the real reader."""
+        """The variables of the start checkpoint, read without TensorFlow: its data file holds them one after another,
+        sorted by name. tests/checkpoints/test_tf_reader.py compares them with those of the real reader."""
         data = Path(f"{self.prefix}.data-00000-of-00001").read_bytes()
         shapes = {name: (array.shape, "<f4") for name, array in self.final_variables.items()}
         shapes[STEP_COUNTER] = ((), "<i8")
@@ -71,16 +71,17 @@ class Recording:
         return model_from_variables(config_from_hparams(self.hparams), self.start_variables)
 
     def get(self, step: int, name: str) -> Tensor | None:
-        """What was recorded of a step; None where the variant has no such thing."""
+        """Returns a recorded value of a step, or None if the variant has no such value."""
         if name == "mlm_loss" and self.hparams["electric_objective"]:
-            # The recorded one is an evaluation at the slots; what learns is over all candidates, and in the total.
+            # The recorded `mlm_loss` is only an evaluation at the masked slots. The loss that is trained is over all
+            # candidates; it is a part of the total.
             total, of_discriminator = self.arrays[f"step{step}/total_loss"], self.arrays[f"step{step}/disc_loss"]
             return torch.tensor(np.float64(total) - 50 * np.float64(of_discriminator))
         array = self.arrays.get(f"step{step}/{name}")
         return None if array is None else torch.from_numpy(array)
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        """The inputs of a step, with the masks and samples that were drawn then."""
+        """The inputs of a step, with the recorded masks and samples."""
         names = {
             "input_ids": "masked_input_ids",
             "attention_mask": "input_mask",
@@ -92,18 +93,18 @@ class Recording:
         batch = {ours: torch.from_numpy(self.arrays[f"step{step}/{theirs}"]).long() for ours, theirs in names.items()}
         batch["labels"][self.get(step, "masked_lm_weights") == 0] = -100
         if not self.detects:
-            del batch["corrupted_input_ids"]  # recorded, but read by nothing
+            del batch["corrupted_input_ids"]  # recorded, but unused
         return batch
 
 
 class Comparison:
-    """Residuals (ours minus recorded) by the name of what is compared."""
+    """Residuals (ours minus recorded), by the name of the quantity."""
 
     def __init__(self) -> None:
         self.residuals: dict[str, list[np.ndarray]] = {}
 
     def add(self, name: str, ours: Any, theirs: Any, relative: bool = False) -> None:
-        """Compares, where both are there."""
+        """Adds the residuals of a quantity, unless one of the two values is None."""
         if ours is None or theirs is None:
             return
         ours, theirs = (np.asarray(torch.as_tensor(value).detach(), dtype=np.float64) for value in (ours, theirs))
@@ -111,7 +112,7 @@ class Comparison:
         self.residuals.setdefault(name, []).append((ours - theirs).ravel() / (np.abs(theirs) if relative else 1.0))
 
     def add_variables(self, model: ElectraForRTDPretraining, recording: Recording) -> None:
-        """Compares every variable after the last step."""
+        """Adds the residuals of every variable after the last step."""
         ours, theirs = variables_of(model), recording.final_variables
         for name, variable in theirs.items():
             self.add("final variables", ours[name].T if name.endswith(KERNEL) else ours[name], variable)
@@ -122,5 +123,5 @@ class Comparison:
 
     @property
     def bias(self) -> dict[str, float]:
-        """Mean signed residuals: a one-sided shift shows here before it is large anywhere."""
+        """The means of the signed residuals, which show a one-sided shift before it is large anywhere."""
         return {name: float(np.concatenate(all_).mean()) for name, all_ in self.residuals.items()}

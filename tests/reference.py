@@ -1,4 +1,4 @@
-"""The obvious version of each op, slow, plain, and right in float64; and the sequences before masking."""
+"""The obvious version of each op: slow, plain, and right in float64. Also the sequences before masking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def originals(batch: dict[str, Tensor]) -> Tensor:
 def sample_tokens(
     logits_MV: Tensor, uniforms_M2: Tensor, temperature: float = 1.0, forbidden_M: Tensor | None = None
 ) -> Tensor:
-    """Row by row, chunk by chunk, token by token; for a logits matrix (M, V)."""
+    """Samples from a logits matrix (M, V) row by row, chunk by chunk and token by token."""
     drawn, chunk = [], 512
     for row, (logits, (u_chunk, u_token)) in enumerate(zip(logits_MV, uniforms_M2.tolist(), strict=True)):
         logits = logits.clone()
@@ -49,7 +49,7 @@ def _first_above(weights: Tensor, uniform: float) -> int:
 
 
 def chi_square_p(observed: Tensor, expected: Tensor) -> float:
-    """The probability of such counts or worse ones; those that are expected less than five times are one class."""
+    """The p-value of a chi-square test. Outcomes that are expected fewer than five times form one class."""
     often = expected >= 5
     counts = torch.stack(
         [torch.cat([each[often], each[~often].sum()[None]]).double() for each in (observed, expected)]
@@ -58,7 +58,7 @@ def chi_square_p(observed: Tensor, expected: Tensor) -> float:
 
 
 def masked_lm_loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-    """Sum of -log softmax at the labels that count."""
+    """The sum of -log softmax at the labels that are not `IGNORED`."""
     terms = [
         -torch.log_softmax(logits, dim=-1)[label]
         for logits, label in zip(logits_NV, labels_N.tolist(), strict=True)
@@ -70,8 +70,8 @@ def masked_lm_loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
 def attention_by_lengths(
     query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, offsets: Tensor, scaling: float, window: int | None = None
 ) -> Tensor:
-    """Document by document, query by query: of T tokens that lie behind each other, a document has those from one
-    offset to the next, and a token sees those of its own, at most `window` places away."""
+    """Computes attention document by document and query by query. Each document consists of the tokens, out of T, from
+    one offset to the next. A token attends to tokens of its own document that are at most `window` places away."""
     found = torch.zeros_like(query_THD)
     for start, stop in itertools.pairwise(offsets.tolist()):
         for place in range(start, stop):
@@ -84,14 +84,14 @@ def attention_by_lengths(
 
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
-    """Mean of -log p(label) over the real tokens."""
+    """The mean of -log p(label) over the real tokens."""
     labels = replaced_BL.to(logits_BL.dtype)
     losses = -(labels * F.logsigmoid(logits_BL) + (1 - labels) * F.logsigmoid(-logits_BL))
     return losses.mean() if attention_mask_BL is None else losses[attention_mask_BL.bool()].mean()
 
 
 def choose_masked_groups(candidates_L, word_starts_L, run_lengths, uniforms_L, more_M, count: int) -> list[list[int]]:
-    """Of one sequence, place by place, the masked places of each group; more_M are Python's numbers."""
+    """Returns the masked places of each group of one sequence, found place by place. `more_M` holds Python floats."""
     length = len(candidates_L)
     phase, beginning = more_M[length:]
     limits = [sum(run_lengths[: place + 1]) for place in range(len(run_lengths) - 1)]

@@ -10,7 +10,8 @@ from tests.families_for_tests import tiny_family_config
 
 
 def counted_products(model, batch):
-    """Matrix products of one call, counted from the modules: of the generator and of everything else."""
+    """The operations of the matrix products in one call, counted module by module: those of the generator and the
+    others."""
     counts = {"generator": 0, "main": 0}
 
     def count(where):
@@ -32,7 +33,7 @@ def counted_products(model, batch):
 
 
 @pytest.mark.parametrize(
-    ("options", "passes"),  # of the generator, forward and backward
+    ("options", "passes"),  # passes of the generator; backward counts as two
     [
         ({}, 3),
         ({"objective": "rtd_masked_only"}, 3),
@@ -76,7 +77,7 @@ def test_shared_parameters_are_counted_once(options, shared):
     assert counts["head"] == (32 * 32 + 32 + 32 + 1 if options.get("objective") == "all_tokens_mlm" else 0)
 
 
-# ---- Other families: width 32, 64 inside the feed-forward networks, 2 layers, 120 tokens ----
+# ---- Other families (width 32, feed-forward width 64, 2 layers, 120 tokens) ----
 
 
 @pytest.mark.parametrize("name", accounting._COUNTED)
@@ -87,10 +88,10 @@ def test_counting_the_stock_model_gives_the_products_of_the_formulas(name):
     assert head == 20 * accounting._masked_lm_head(config, config.hidden_size)
 
 
-MODERNBERT = 2 * 20 * (8 * 32**2 + 6 * 32 * 64 + 4 * 20 * 32)  # gate, value, and back
-BUCKETS = 2 * (2 * 2 * 8) * 32  # every query with 2 * 8 relative positions, and every key
+MODERNBERT = 2 * 20 * (8 * 32**2 + 6 * 32 * 64 + 4 * 20 * 32)  # feed-forward: gate, value, output
+BUCKETS = 2 * (2 * 2 * 8) * 32  # every query and every key with 2 * 8 relative positions
 DEBERTA = 2 * 20 * (8 * 32**2 + 4 * 32 * 64 + 4 * 20 * 32 + BUCKETS)
-PREDICTED = 2 * 32 * (32 + 120)  # a token
+PREDICTED = 2 * 32 * (32 + 120)  # per token
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ PREDICTED = 2 * 32 * (32 + 120)  # a token
     [
         ("modernbert", {}, MODERNBERT, 2 * 32 * 32 + 2 * 2 * 32),
         ("deberta-v2", {"conv_kernel_size": 0}, DEBERTA, 2 * 2 * 32),
-        ("xlm", {}, 2 * 20 * (8 * 32**2 + 4 * 32 * 128 + 4 * 20 * 32), 2 * 2 * 32),  # its code looks at numbers
+        ("xlm", {}, 2 * 20 * (8 * 32**2 + 4 * 32 * 128 + 4 * 20 * 32), 2 * 2 * 32),  # its code reads values of tensors
     ],
 )
 def test_other_families_are_counted_product_by_product(name, options, encoder, binary):

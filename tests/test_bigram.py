@@ -1,4 +1,4 @@
-"""The counted bigram as a yardstick: its probabilities, and that it tells replaced tokens."""
+"""The counted bigram as a baseline: its probabilities, and its ROC area as a detector of replaced tokens."""
 
 import itertools
 from collections import Counter
@@ -16,7 +16,7 @@ from tests.conftest import pad_batch
 
 @pytest.fixture(scope="module", params=["full", "original"])
 def sequences(request, corpus, tokenizer, tmp_path_factory):
-    """Sequences without padding, and with it."""
+    """Sequences without padding, then sequences with padding."""
     directory = tmp_path_factory.mktemp("blocks")
     options = {"packing": request.param, "disable_progress": True}
     return prepare_blocks([str(corpus)], tokenizer, directory, 32, **options)[0]

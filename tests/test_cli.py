@@ -198,7 +198,7 @@ def test_an_option_that_changes_nothing_is_told_once(caplog):
     assert not caplog.records
 
 
-# Each table with the dataclasses whose fields it names.
+# Each table of rules with the dataclasses whose fields it names.
 TRAINING = (RTDTrainingArguments,)
 PRETRAINING = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
 FINE_TUNING = (fine_tuning.TaskArguments, fine_tuning.OwnTaskArguments, fine_tuning.FineTuningArguments)
@@ -238,7 +238,7 @@ def test_no_table_of_rules_is_left_out_here():
 
 
 def another_value(entry):
-    """Of a field: not its default, and one that the field may have."""
+    """A valid value of a field that is not its default."""
     if "one_of" in entry.metadata:
         return next(name for name in entry.metadata["one_of"] if name != entry.default)
     if "interval" in entry.metadata:
@@ -250,7 +250,7 @@ def another_value(entry):
 
 
 def with_defaults(dataclass_type):
-    """A dataclass as no flag would leave it, unchecked."""
+    """An unchecked instance of a dataclass as if no flag were given; required fields are None."""
     made = object.__new__(dataclass_type)
     for entry in fields(dataclass_type):
         default = None if entry.default is MISSING else entry.default
@@ -295,7 +295,7 @@ def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog)
 
 
 def exit_of(run_command, monkeypatch, capsys, *argv):
-    """(exit status, what was printed)."""
+    """Runs a command and returns its exit status and everything that it printed."""
     monkeypatch.setattr(sys, "argv", list(argv))
     with pytest.raises(SystemExit) as ended:
         run_command()

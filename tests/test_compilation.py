@@ -13,8 +13,8 @@ from tests.families_for_tests import tiny_family_config
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 ELECTRIC = {"objective": "electric", "generator": "two_tower"}
-# Each objective, generator and way of sharing in one of them, beside something else of a step. Not here, as they have
-# no one graph: labels at all positions, whose number of slots is read from the device.
+# Together they cover every objective, generator and kind of sharing, each with another feature of a step. Labels at
+# all positions are left out: the number of their slots is read from the device, which breaks the graph.
 PAIRS = [
     ({"objective": "rtd"}, "documents"),
     ({"objective": "rtd_masked_only", "sharing": "gdes"}, "bfloat16"),
@@ -36,7 +36,7 @@ def ten_batches(blocks, tokenizer, beside):
         rows = blocks[0].read(np.arange(start, start + 4))
         rows.stream_positions = np.arange(start, start + 4)
         batch = collator(rows)
-        if ("document_ids" in batch) == (beside == "documents"):  # one without mixed documents has another graph
+        if ("document_ids" in batch) == (beside == "documents"):  # without mixed documents: another graph
             found.append(pad_batch(batch, 3) if beside == "padding" else batch)
         if len(found) == 10:
             return found
@@ -64,7 +64,7 @@ def test_steps_of_a_pair_are_one_graph(options, beside, blocks, tokenizer):
     sizes = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = ElectraForRTDPretraining(tiny_config(**sizes | options)).train()
     if beside == "checkpointing":
-        # transformers 5.23 renamed it; 5.17 has only the old name
+        # transformers 5.23 renamed this method; 5.17 has only the old name
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     precision = torch.bfloat16 if beside == "bfloat16" else torch.float32
     check_steps(model, ten_batches(blocks, tokenizer, beside), precision)

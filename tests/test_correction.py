@@ -23,12 +23,12 @@ from tests.families_for_tests import make_tokenizer, tiny_family_config
 # ---- A model that knows what is wrong ----
 
 CHARACTERS = "今天新心情很好坏我们去看电影店。，！"
-WRONG = {"新": 3.0, "店": 2.0, "mill": 2.0}  # logits of being wrong; of all others -6
-RIGHT = {"心": 3.0, "影": 2.5, "好": 2.0, "horse": 2.0}  # logits of the right word, at every place; of all others 0
+WRONG = {"新": 3.0, "店": 2.0, "mill": 2.0}  # logits for "wrong"; all other words have -6
+RIGHT = {"心": 3.0, "影": 2.5, "好": 2.0, "horse": 2.0}  # logits as the right word, at every place; others have 0
 
 
 class Model(torch.nn.Module):
-    """Suspects `WRONG` and proposes `RIGHT`."""
+    """A model that suspects the words in `WRONG` and proposes those in `RIGHT`."""
 
     def __init__(self, vocabulary):
         super().__init__()
@@ -158,7 +158,7 @@ def test_files_and_standard_input_give_a_json_line_for_each_line(corrector_direc
     judged = []
     monkeypatch.setattr(correction.Corrector, "judge", lambda _, pieces: judged.append(pieces) or [[] for _ in pieces])
     correction.main(flags)
-    assert judged == [["a"], ["he"]]  # each line is answered before the next one
+    assert judged == [["a"], ["he"]]  # each line is answered before the next one is read
     monkeypatch.undo()
     capsys.readouterr()
     results = [json.loads(line) for line in output.out.splitlines()]
@@ -175,7 +175,7 @@ def test_files_and_standard_input_give_a_json_line_for_each_line(corrector_direc
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(result["tokens"]) for result in found] == [7, 0, 0, 400]
     assert all(result["source"][at : at + len(word)] == word for result in found for word, at, _ in result["tokens"])
-    correction.main([*flags, "the [river] was"])  # is shown with wrong and right words
+    correction.main([*flags, "the [river] was"])  # the text is shown with wrong and right words
     out = capsys.readouterr().out
     assert "\x1b[" not in out
     assert out.count("[-") == out.count("{+") > 0

@@ -24,9 +24,9 @@ SENTENCES = [
     ("我们去看电影", "我们去看店影", "我们去看电影"),  # right, changed: the false positive
     ("你好吗我很好", "你好吗我很好", "你好吗我很好"),  # right, left alone
 ]
-# Detection: in sentences 1, 2 and 6 the changed places are the wrong ones; in 3, 4 and 5 they are not.
-# Flagged are 1 to 6 and 8. Changes: 1 + 1 + 1 + 1 + 2 + 1 + 0 + 1 = 8; wrong characters: 1 + 1 + 2 + 1 + 2 + 1 = 8.
-# Of the changes those of 1, 2, 3, 6 and one of 5 are at wrong places; all of them but that of 6 are right there.
+# Detection: in sentences 1, 2 and 6 the changed places are exactly the wrong ones; in 3, 4 and 5 they are not.
+# Flagged: 1 to 6 and 8. Changes: 1 + 1 + 1 + 1 + 2 + 1 + 0 + 1 = 8; wrong characters: 1 + 1 + 2 + 1 + 2 + 1 = 8.
+# The changes in 1, 2, 3 and 6 and one in 5 are at wrong places. All of these but the one in 6 are right.
 EXPECTED = {
     "bakeoff": (
         {"precision": 3 / 4, "recall": 3 / 6, "f1": 6 / 10, "accuracy": 5 / 9, "hits": 3},
@@ -82,7 +82,7 @@ def test_the_rule_of_sighan_2013_takes_back_changes_to_de():
 def test_english_is_scored_by_words_whatever_their_lengths():
     scores = score([("I saw teh recieved letter", "I saw the received letter", "I saw the received letter")])
     assert scores["wrong_parts"] == scores["character_correction_hits"] == 2
-    assert align('"teh!', '"three!') == [('"teh!', '"three!')]  # one word, too
+    assert align('"teh!', '"three!') == [('"teh!', '"three!')]  # this is one word, too
     assert align("a新", "b心") == [("a", "b"), ("新", "心")]
 
 

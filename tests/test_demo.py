@@ -34,7 +34,7 @@ def run_directory(tokenizer, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def address(run_directory) -> str:
-    """Of the page, which a process of its own serves."""
+    """The address of the page, which is served by a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -34,7 +34,7 @@ def test_named_words_are_masked_with_all_their_wordpieces_at_every_occurrence(ru
     assert [at for at, token in enumerate(tokens) if token.masked] == [1, 3, 4, 7]
     assert [fill.original[0] for fill in run(words=["great rivers"])[1]] == ["great", "river", "##s"]
     assert [fill.position for fill in run("was . it . was", words=["was . it"])[1]] == [1, 2, 3]
-    assert len(run("the old [MASK] mill .", words=["[MASK]"])[1]) == 3  # which is text in a sentence
+    assert len(run("the old [MASK] mill .", words=["[MASK]"])[1]) == 3  # in a sentence, "[MASK]" is plain text
 
 
 def test_a_part_of_a_word_masks_the_tokens_that_hold_it_unless_it_is_a_word_there(run):
@@ -115,7 +115,7 @@ def test_a_detector_moves_probabilities_to_the_rate_of_errors(model, tokenizer):
 
 @pytest.fixture
 def directory(model, tokenizer, tmp_path):
-    """The models of a finished run."""
+    """The directory of a finished run with its models."""
     model.save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
     model.save_towers(tmp_path / "run", tokenizer)
@@ -143,7 +143,7 @@ def test_a_run_a_checkpoint_and_two_towers_load_the_same_models(directory, model
 
 @pytest.fixture
 def broken(directory, tmp_path):
-    """Models beside the run that cannot detect."""
+    """A directory with models beside the run that cannot detect."""
     ElectraForRTDPretraining(tiny_config(vocab_size=60)).save_towers(tmp_path / "other")
     ElectraForRTDPretraining(tiny_config(objective="replace_mlm")).save_pretrained(tmp_path / "mlm-joint")
     shutil.copytree(directory, tmp_path / "alone", ignore=shutil.ignore_patterns("generator"))
@@ -191,14 +191,14 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     assert f"of {replaced} replaced tokens found" in text
     assert 0 < replaced == len(re.findall("found +|missed", text.partition("suspicion")[2]))
     ratios = [float(ratio) for ratio in scores if ratio != "x"]
-    assert sum(ratios) / len(original) == pytest.approx(1, abs=0.05)  # of the average
+    assert sum(ratios) / len(original) == pytest.approx(1, abs=0.05)  # each number is a ratio to the average
     main(["--model", str(directory), "", SENTENCE])
     assert lines(capsys.readouterr().out, "original") == [original]
     main(["--model", f"{directory}/discriminator", "--as_is", SENTENCE, "was it"])
     text = capsys.readouterr().out
     assert lines(text, "sentence")[1] == ["was", "it"]
     assert re.fullmatch(r"x \d+\.\d x \d+\.\d", " ".join(lines(text, "suspicion")[1]))
-    assert not re.search("found|missed|alarm", text)  # nobody knows
+    assert not re.search("found|missed|alarm", text)  # nobody knows what was replaced
 
 
 def test_no_proposal_is_cut_in_a_narrow_table_of_wide_letters(tokenizer, capsys):

@@ -62,7 +62,7 @@ def test_each_part_of_a_document_begins_where_its_first_token_is(longest):
 
 
 def test_block_files_and_columns_say_where_documents_begin(tokenizer, tmp_path):
-    """At [CLS], too; a sequence of `--packing original` is one document."""
+    """The first document begins at [CLS]. A sequence of `--packing original` is one document."""
     text = [line for document in make_text(60, lines=(1, 2)).split("\n\n") for line in document.splitlines()]
     encoded = [np.array(tokenizer(line, add_special_tokens=False)["input_ids"]) for line in text]
     tokens = np.concatenate(encoded)
@@ -87,11 +87,12 @@ def test_block_files_and_columns_say_where_documents_begin(tokenizer, tmp_path):
     assert counts["original"].max() == 1
 
 
-# ---- What the networks make of them ----
+# ---- The networks ----
 
 
 def packed_batch(tokenizer, seed=0):
-    """Two sequences: three documents, of which the second goes on in segment B; and two, with padding behind them."""
+    """Two sequences. One has three documents, the second of which continues in segment B. The other sequence has two
+    documents and padding."""
     random = np.random.default_rng(seed)
     ids = random.integers(10, len(tokenizer), (2, LENGTH))
     ids[:, 0] = CLS
@@ -109,8 +110,8 @@ def collate(tokenizer, batch, **options):
 
 
 def separate_rows(batch):
-    """The documents of a collated batch as rows of their own with padding; and of each row its sequence, where it
-    begins, and where it ends."""
+    """The documents of a collated batch as padded rows of their own, and for each row (sequence, start, stop): where
+    the document was in the batch."""
     rows = {name: [] for name in batch if not name.startswith(("document_", "position_"))}
     pieces = []
     real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
@@ -155,7 +156,7 @@ CASES = [
 
 @pytest.mark.parametrize(("family", "options"), CASES)
 def test_documents_in_one_sequence_are_worth_as_much_as_rows_of_their_own(family, options, tokenizer):
-    """Logits, losses of tokens, sums and gradients, in float64."""
+    """Compares logits, token losses, total losses and gradients in float64."""
     model = make_pair(family, tokenizer, **options)
     packed = collate(tokenizer, packed_batch(tokenizer))
     assert packed["document_ids"].unique().tolist() == [1, 2, 3]
@@ -194,8 +195,8 @@ def test_documents_in_one_sequence_are_worth_as_much_as_rows_of_their_own(family
 
 @pytest.fixture
 def flash(monkeypatch):
-    """A name of attention by which transformers calls a flash kernel, and the calls of the one that stands in for it;
-    the other kernel, which knows no lengths, is missing."""
+    """The name of an attention implementation for which transformers calls a flash kernel, and the recorded calls of
+    the stub that stands in for this kernel. The other flash kernel, which takes no lengths, is missing."""
     calls = []
 
     def flash_attn_varlen_func(
@@ -217,7 +218,7 @@ def flash(monkeypatch):
 
 @pytest.mark.parametrize("family", ABLE)
 def test_flash_attention_reads_lengths_in_place_of_masks(family, tokenizer, flash):
-    """Losses and gradients are those of masks, in float64, also beside padding and in sliding windows."""
+    """Gradients equal those with masks, in float64, also with padding and in sliding windows."""
     name, calls = flash
     batch = collate(tokenizer, packed_batch(tokenizer))
     expected = make_pair(family, tokenizer)
@@ -227,7 +228,7 @@ def test_flash_attention_reads_lengths_in_place_of_masks(family, tokenizer, flas
     for (key, one), other in zip(expected.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, atol=1e-9, rtol=1e-8, msg=key)
 
-    # Two sequences have room for 16 documents. There are three and two, and what pads the second.
+    # Two sequences have room for 16 documents. Used are three and two, and one for the padding in the second sequence.
     offsets = torch.tensor([0, 10, 25, 32, 44, 58, *[64] * 11], dtype=torch.int32)
     assert len(calls) == 4
     for shape, longest, causal, _, *lengths in calls:
@@ -243,11 +244,11 @@ def test_room_for_documents_grows_with_them(tokenizer):
     offsets = collate(tokenizer, batch)["document_offsets"]
     assert len(offsets) == 33
     assert offsets[-1] == 2 * LENGTH
-    assert (offsets.diff() > 0).sum() == 20  # 17 documents, two, and padding
+    assert (offsets.diff() > 0).sum() == 20  # 17 documents, two documents, and padding
 
 
 def test_other_documents_do_not_matter_in_training_with_dropout(tokenizer):
-    """The attention that stands in for torch's on CPUs heeds the mask."""
+    """The attention that replaces torch's on CPUs respects the mask."""
     model = make_pair("electra", tokenizer).train()
     batch = collate(tokenizer, packed_batch(tokenizer))
     first = batch["document_ids"][0] == 1
@@ -265,7 +266,7 @@ def test_other_documents_do_not_matter_in_training_with_dropout(tokenizer):
 def test_segments_and_batches_without_the_option_stay_as_they_are(tokenizer):
     batch = packed_batch(tokenizer)
     plain, collated = (collate(tokenizer, batch, document_attention=option) for option in (False, True))
-    # Segment B goes on with the second document; the third and the second sequence's second are a segment A.
+    # Segment B continues the second document. The third one, and the second one of the other sequence, are segment A.
     assert collated["token_type_ids"].nonzero()[:, 1].tolist() == list(range(17, 25))
     assert plain.keys() == collated.keys() - {"document_ids", "document_offsets", "position_ids"}
     assert all(torch.equal(plain[name], collated[name]) for name in plain.keys() - {"token_type_ids"})
@@ -285,7 +286,7 @@ def test_plain_features_give_the_batches_of_their_block_file(blocks, tokenizer):
     torch.testing.assert_close(from_rows, from_file, rtol=0, atol=0)
 
 
-# ---- Runs, and what is refused ----
+# ---- Refusals, and masks on a GPU ----
 
 
 def test_what_cannot_keep_documents_apart_is_refused(tmp_path, tokenizer):

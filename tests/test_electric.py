@@ -1,4 +1,4 @@
-"""Electric: what the recording of the original does not pin, and where its pair differs from ELECTRA's.
+"""Electric: what the recording of the original does not check, and where its pair differs from ELECTRA's.
 
 The loss itself is in test_objectives.py, the recording in test_parity.py.
 """
@@ -30,7 +30,7 @@ def generated(pair, batch):
 
 
 def log_q(pair, ids, mask=None):
-    """(B, L, V)."""
+    """The log probabilities (B, L, V) of the noise."""
     return pair.generator.cloze_lm_head(pair.generator(ids, mask)).log_softmax(dim=-1).detach()
 
 
@@ -60,7 +60,7 @@ def test_the_log_probabilities_of_all_tokens_are_those_of_the_softmax(pair, batc
         reference.originals(batch), batch["attention_mask"], token_type_ids=batch["token_type_ids"]
     )
     torch.testing.assert_close(every, pair.generator.cloze_lm_head(hidden).log_softmax(-1).detach())
-    handle = pair.generator.cloze_lm_head.register_forward_hook(lambda *_: None)  # a layer that wants to be called
+    handle = pair.generator.cloze_lm_head.register_forward_hook(lambda *_: None)  # a layer with a hook must be called
     again = generated(pair, batch).log_prob_of(batch["input_ids"])
     torch.testing.assert_close(again, said.log_prob_of(batch["input_ids"]))
     handle.remove()
@@ -127,5 +127,5 @@ def test_a_trained_discriminator_gets_a_new_generator_of_two_encoders(tmp_path, 
     for pair in (by_flags, joined):
         assert torch.equal(pair.get_input_embeddings().weight, pair.generator.get_input_embeddings().weight)
         assert pair.native_towers().keys() == {"discriminator"}
-    with pytest.raises(ValueError, match="two_tower"):  # it is never trained alone
+    with pytest.raises(ValueError, match="two_tower"):  # such a generator is never trained alone
         ElectraForRTDPretraining.from_generator_discriminator_pretrained(tmp_path / "generator", source, **electric)

@@ -1,4 +1,4 @@
-"""The notebooks and the protein example run whole, with few steps."""
+"""The notebooks and the protein example run from beginning to end, with few steps."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-# With few steps, a run writes all that a cell reads.
+# Enough steps for a run to write everything that a cell reads.
 FEW = 20
 
 

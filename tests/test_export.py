@@ -1,4 +1,4 @@
-"""Models as ONNX graphs: accepted only if they give what torch gives."""
+"""Exports to ONNX graphs, which are accepted only if they give the same results as torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 def run(*flags: object) -> None:
-    """The command, with short measurements of speed."""
+    """Runs the command, with short measurements of speed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["hf-electra-rtd export"])
         patch.setattr(export, "_SPEED_SECONDS", 0.0)
@@ -57,7 +57,7 @@ def towers(tokenizer, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def detector(towers, tmp_path_factory) -> Path:
-    """An exported detector."""
+    """The directory of an exported detector."""
     directory = tmp_path_factory.mktemp("exports") / "detector"
     run("--model", towers / "discriminator", "--output_dir", directory, "--file", towers / "texts.txt")
     return directory
@@ -99,7 +99,7 @@ def test_an_export_has_the_layout_of_transformers_js_and_tells_how_it_was_accept
     assert config["id2label"] == {"0": "original", "1": "replaced"}
     assert {"tokenizer.json", "tokenizer_config.json", "README.md"} <= {path.name for path in detector.iterdir()}
     card = (detector / "README.md").read_text(encoding="utf-8")
-    assert 'directory = "."' in card  # this export is on no Hub
+    assert 'directory = "."' in card  # this export is not on the Hub
     assert "snapshot_download" not in card
     assert len(record.shapes) >= 5
     assert [1, 64] in record.shapes
@@ -114,7 +114,7 @@ def test_an_export_has_the_layout_of_transformers_js_and_tells_how_it_was_accept
 
 @pytest.mark.parametrize("compared", [True, False])
 def test_a_graph_that_is_not_accepted_leaves_nothing(detector, towers, tmp_path, monkeypatch, compared):
-    """Whether its outputs or, where these pass, its predictions are not torch's."""
+    """It is rejected if its outputs differ from torch's or, should these pass, if its predictions do."""
 
     def write_another(graph, example, limit, path, source):
         model = onnx.load(detector / GRAPHS["onnx"])
@@ -152,7 +152,7 @@ def test_an_export_is_published_whole(detector):
     assert b"license: mit" in repository.files["README.md"]
 
 
-# ---- All of a run, and all heads ----
+# ---- Whole runs, and every head ----
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ HEADS = {
 
 
 def fine_tuned(case, source, tokenizer, directory):
-    """A model with a new head, as `finetune` writes it."""
+    """Saves a model with a new head, as `finetune` writes it."""
     labels, options = HEADS[case]
     kind = case.split()[0]
     model = load_with_head(KINDS[kind].auto_class, source, labels=labels, **options).eval()
@@ -251,7 +251,7 @@ def test_every_head_predicts_by_its_graph_what_it_predicts_by_torch(case, towers
 
 
 def correct_by_both(directory):
-    """`correct` by the graph and by torch."""
+    """Checks that `correct` gives the same results with the graph and with torch."""
     pairs = directory / "pairs.tsv"
     options = {"threshold": 0.0, "margin": -100.0}
     pairs.write_text("text\tright\n" + "".join(f"{text}\t{text}\n" for text in TEXTS))
@@ -267,7 +267,7 @@ def correct_by_both(directory):
 
 
 def rounded(answer):
-    """Without what differs in the seventh digit."""
+    """Rounds the numbers of an answer to three significant digits, since torch and the graph differ in the seventh."""
     return json.loads(json.dumps(answer), parse_float=lambda number: float(f"{float(number):.3g}"))
 
 
@@ -303,7 +303,7 @@ def test_questions_are_scored_by_the_rules_that_the_model_was_tuned_for(case, to
 
 @pytest.fixture
 def site(detector, tmp_path):
-    """The address of the page, with the exported detector."""
+    """The address of the page, which loads the exported detector."""
     shutil.copytree(BROWSER, tmp_path / "site", ignore=shutil.ignore_patterns("node_modules", "models"))
     if not (BROWSER / "node_modules").is_dir():
         subprocess.run(["npm", "ci"], cwd=BROWSER, check=True, capture_output=True, timeout=240)

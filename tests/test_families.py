@@ -1,4 +1,4 @@
-"""Encoders of every family: the loss of a pair, what is saved and gone on from, exports, fine-tuning, and cards."""
+"""Encoders of every family: the loss of a pair, saving and continuing, exports, fine-tuning, and cards."""
 
 import copy
 import itertools
@@ -73,7 +73,7 @@ def make_pair(kind="bert", config=(), **options):
 
 @pytest.fixture(scope="module")
 def masked():
-    """Masked sequences and their slots; a [PAD] is among the originals."""
+    """Masked sequences and their slots; one of the original tokens is [PAD]."""
     ids = torch.randint(5, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(5))
     ids[0, 3] = 0
     positions = torch.tensor([[3, 6, 8], [1, 2, 5]])
@@ -86,13 +86,13 @@ def masked():
 
 @pytest.mark.parametrize("kind", [*KINDS, "mpnet"])
 def test_losses_and_logits_are_those_of_the_stock_models(kind, masked, caplog):
-    """Also of a family that is not known, whose head computes the logits of all tokens."""
+    """Also for MPNet, a family that is not known, whose head therefore computes the logits of all tokens."""
     config = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32} if kind == "mpnet" else {}
     pair = make_pair(kind, config)
     assert ("slow" in caplog.text) == (kind == "mpnet")
     types = torch.zeros_like(PADDED)
     output = pair(**masked, attention_mask=PADDED, token_type_ids=types, output_generator_logits=True)
-    # Without our positions: these sequences hold no [PAD] but at their ends.
+    # No position ids are needed: the masked sequences hold [PAD] at most at their ends.
     logits = pair.generator(input_ids=masked["input_ids"], attention_mask=PADDED).logits
     expected = logits.gather(1, masked["masked_positions"][..., None].expand(-1, -1, VOCAB_SIZE))
     torch.testing.assert_close(output.generator_logits, expected, rtol=1e-5, atol=1e-5)
@@ -109,14 +109,14 @@ def test_losses_and_logits_are_those_of_the_stock_models(kind, masked, caplog):
 
 
 def tables_of(tower):
-    """The word table, and the position table where there is one."""
+    """The word table of a tower, and its position table if it has one."""
     positions = getattr(tower.base_model.embeddings, "position_embeddings", None)
     return [table.weight for table in (tower.get_input_embeddings(), positions) if table is not None]
 
 
 @every_kind
 def test_disentangled_embeddings_are_the_generators_present_tables_and_differences(kind, masked):
-    """After a joint step: not a copy that is synchronised, nor a frozen table without differences."""
+    """Checked after a joint step, which shows that the tables are neither stale copies nor frozen."""
     pair = make_pair(kind, sharing="gdes").double()
     before = [table.detach().clone() for tower in pair.towers.values() for table in tables_of(tower)]
     pair(**masked, attention_mask=PADDED).loss.backward()
@@ -169,7 +169,7 @@ def test_token_types_reach_only_who_has_them_and_heads_that_detect_have_no_dropo
         assert [head.p for head in heads] == [0.0]
 
 
-# ---- What is shared, and how networks begin ----
+# ---- Sharing and initial weights ----
 
 
 def test_towers_of_two_families_share_words_alone_and_of_other_tables_nothing(masked):
@@ -203,10 +203,10 @@ def test_a_generator_is_a_smaller_one_of_the_same_family(kind):
     if kind != "electra":
         assert len(getattr(config, "layer_types", [0])) == 1
     if "deberta" in kind:
-        assert config.pos_att_type == ["p2c", "c2p"]  # of all layers, though there are as many of these
+        assert config.pos_att_type == ["p2c", "c2p"]  # not one entry per layer, though there are two layers
     narrow = derive_generator_config(tiny_family_config("bert"), 0.5, 1.0)
     assert (narrow.hidden_size, narrow.num_attention_heads, narrow.intermediate_size) == (16, 1, 32)
-    windows = LongformerConfig(num_hidden_layers=4, attention_window=[8, 8, 16, 16])  # one of each layer
+    windows = LongformerConfig(num_hidden_layers=4, attention_window=[8, 8, 16, 16])  # one for each layer
     assert derive_generator_config(windows).attention_window == [8, 8]
 
 
@@ -228,7 +228,7 @@ def test_new_words_begin_as_the_mean_of_their_pieces(kind, sharing, masked):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory, tokenizer):
-    """Configurations, bare encoders and masked language models, with a tokenizer or (`alone`) without."""
+    """A directory of configurations, bare encoders, masked language models and others, most with a tokenizer."""
     root = tmp_path_factory.mktemp("families")
 
     def save(name, auto_class, family, **options):
@@ -238,11 +238,11 @@ def places(tmp_path_factory, tokenizer):
         save_tokenizer(tokenizer, root / name)
 
     for family in ("bert", "modernbert"):
-        tiny_family_config(family).to_json_file(root / f"{family}.json", use_diff=False)  # of another vocabulary
+        tiny_family_config(family).to_json_file(root / f"{family}.json", use_diff=False)  # with another vocabulary
         save(f"{family}-mlm", AutoModelForMaskedLM, family)
-    for family in ("deberta-v2", "modernbert"):  # with rows for which there is no token
+    for family in ("deberta-v2", "modernbert"):  # with more rows than tokens
         save(f"{family}-wide", AutoModelForMaskedLM, family, vocab_size=len(VOCABULARY) + 9)
-    # As released: with the head of `legacy=False`, which the configuration does not tell.
+    # Like the released model: with the head of `legacy=False`, which is not in the configuration.
     save("deberta-v2-released", AutoModelForMaskedLM, "deberta-v2")
     config = json.loads((root / "deberta-v2-released/config.json").read_text())
     del config["legacy"]
@@ -267,7 +267,7 @@ def build(places, tokenizer, monkeypatch):
 @pytest.mark.parametrize("sharing", ["embeddings", "gdes", "none"])
 @pytest.mark.parametrize("source", ["bert-mlm", "modernbert-mlm", "bert-bare", "deberta-v2-wide", "modernbert-wide"])
 def test_weights_are_gone_on_from_and_the_generator_begins_with_the_first_layers(build, source, sharing):
-    """And rows without a token are left out."""
+    """Rows without a token are left out."""
     pair = build(backbone=source, sharing=sharing)
     stock = (AutoModel if source.endswith("bare") else AutoModelForMaskedLM).from_pretrained(source)
     expected = stock.base_model.state_dict()
@@ -307,7 +307,7 @@ def test_a_trained_generator_keeps_its_tables_beside_a_new_discriminator(build, 
 
 @pytest.mark.parametrize("flags", [{"sharing": "gdes"}, {"generator": "deberta-v2-released", "sharing": "none"}])
 def test_the_head_of_released_debertas_is_known_by_its_weights(build, flags, tmp_path):
-    """Their configurations have no `legacy`."""
+    """The released configurations have no `legacy`."""
     pair = build(backbone="deberta-v2-released", **flags)
     head = load_file("deberta-v2-released/model.safetensors")["lm_predictions.lm_head.dense.weight"]
     assert torch.equal(pair.generator.lm_predictions.lm_head.dense.weight, head)
@@ -334,10 +334,10 @@ def test_a_configuration_makes_new_networks_for_the_tokenizer(build, tokenizer):
     ("flags", "name"),
     [
         ({"backbone": "nothing"}, "nothing"),
-        ({"backbone": "bert-alone"}, "tokenizer"),  # of other tokens
+        ({"backbone": "bert-alone"}, "tokenizer"),  # it has other tokens
         ({"backbone": "electra-detector"}, "electra-detector"),  # its last layer is a head
         ({"discriminator": "bert-ner"}, "bert-ner"),
-        ({"backbone": "bert.json", "freeze_generator": True}, "freeze"),  # an untrained one
+        ({"backbone": "bert.json", "freeze_generator": True}, "freeze"),  # the generator is untrained
         ({"backbone": "bert-mlm", "max_seq_length": MAX_LENGTH + 1}, f"{MAX_LENGTH}"),
     ],
 )
@@ -346,7 +346,7 @@ def test_flags_that_make_no_pair_or_a_wrong_one_are_refused(build, flags, name):
         build(**flags)
 
 
-# ---- What is saved and exported ----
+# ---- Saving and exporting ----
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ for place in sys.argv[1:]:
 @pytest.mark.slow
 def test_exports_give_the_same_without_this_package(tmp_path, masked):
     pairs = {tmp_path / kind: make_pair(kind, sharing="gdes") for kind in KINDS}
-    # As stock models count positions without a [PAD].
+    # These sequences hold no [PAD], so that stock models count positions as this package does.
     inputs = {"input_ids": masked["input_ids"], "attention_mask": PADDED}
     for place, pair in pairs.items():
         pair.save_towers(place)
@@ -435,7 +435,7 @@ def test_a_layer_more_computes_electras_head_exactly(activation):
     assert torch.equal(torch.get_rng_state(), state), "an export must not change what a run draws"
     expected = detection_logits(tower, input_ids=ids)
     assert expected.abs().max() > 1
-    # What is left is z^2 / 2 c^2 of z, for c = 2^15.
+    # The remaining error of a logit z is a share of z^2 / (2 c^2), with c = 2^15.
     torch.testing.assert_close(detection_logits(detector, input_ids=ids), expected, rtol=1e-7, atol=1e-8)
 
 
@@ -457,7 +457,7 @@ def test_a_run_of_another_family_leaves_what_stock_transformers_loads(tmp_path, 
     torch.testing.assert_close(encoder(ids)[0], pair.native_discriminator().eval().base_model(ids)[0])
 
 
-# ---- Fine-tuning: what is loaded ----
+# ---- Fine-tuning: loading ----
 
 CLASSES = AutoModelForSequenceClassification
 TAGS = AutoModelForTokenClassification
@@ -493,10 +493,10 @@ def outputs_of(model):
     sorted({*zip(FAMILY_NAMES, itertools.cycle(SOURCES)), *(("bert", source) for source in SOURCES)}),
 )
 def test_a_task_begins_with_the_whole_encoder_and_a_new_head_whatever_head_the_source_has(source, family, tmp_path):
-    # ELECTRA's own detector is refused, see below; this is any other model that tags.
+    # ELECTRA's own detector is refused (see below), so here ELECTRA gets other labels.
     labels_of_source = DETECTION if source == "detector" and family != "electra" else {}
     saved = make(family, SOURCES[source], **labels_of_source)
-    for parameter in saved.parameters():  # also of biases, which begin at 0
+    for parameter in saved.parameters():  # biases, too, which begin at 0
         nn.init.normal_(parameter)
     saved.save_pretrained(tmp_path)
     whole = saved.state_dict()
@@ -523,9 +523,9 @@ def test_electras_detector_whose_last_layer_is_its_head_is_refused(tmp_path):
         load_with_head(CLASSES, tmp_path / "detector", labels=TWO_LABELS)
 
 
-# ---- Fine-tuning: what is trained ----
+# ---- Fine-tuning: training ----
 
-# Relative positions of DeBERTa and their LayerNorm are read by all layers; its convolution reads the embeddings.
+# All layers read DeBERTa's relative positions and their LayerNorm; its convolution reads the embeddings.
 BELOW_ALL_LAYERS = ("embeddings", "encoder.rel_embeddings", "encoder.LayerNorm", "encoder.conv")
 
 
@@ -551,7 +551,7 @@ def test_by_default_every_linear_layer_of_the_stack_gets_an_adapter_and_the_head
     model = make(family, CLASSES)
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     of_layers = {name for name in linear if any(part.isdigit() for part in name.split("."))}
-    # The classifier and what lies between it and the encoder.
+    # The classifier, and the layers between it and the encoder.
     heads = {name for name, _ in model.named_parameters() if expected_height(model, name) == 0}
     adapted = add_adapters(model, "encoder", r=2, lora_alpha=4)
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
@@ -597,7 +597,7 @@ def test_the_exchanged_attention_keeps_the_logits_in_half_precision(family, monk
     assert any(exchanged) == is_stock
 
 
-# ---- Fine-tuning: what is read, and a run ----
+# ---- Fine-tuning: inputs, and a whole run ----
 
 
 @every_family
@@ -626,7 +626,7 @@ def test_longer_sequences_than_a_family_reads_are_refused(tokenizer, tmp_path):
 
 
 def write_rte(directory, number):
-    """RTE in GLUE's layout: the second sentence follows from the first if it holds the word `old`. The labels."""
+    """Writes RTE in GLUE's layout and returns the labels: the first sentence entails the second if it holds `old`."""
     (directory / "RTE").mkdir()
     words = VOCABULARY[10:30]
     labels = [("not_entailment", "entailment")[index % 2] for index in range(number)]
@@ -641,7 +641,7 @@ def write_rte(directory, number):
     return labels
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # the name of old versions
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # the name in old versions
 @pytest.mark.parametrize("family", ["modernbert", "deberta-v2"])
 def test_a_family_goes_from_the_command_to_predictions_and_the_submission(family, tokenizer, tmp_path):
     make(family, TAGS, initializer_range=0.02, **DETECTION).save_pretrained(tmp_path / "detector")
@@ -709,7 +709,7 @@ def test_the_head_for_detection_is_published_beside_an_encoder_without_one_and_o
 
 @every_family
 def test_the_code_of_the_cards_runs_on_what_was_exported(family, tokenizer, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where the code of a pair writes
+    monkeypatch.chdir(tmp_path)  # the code in the card of a pair writes here
     pair = make_pair(family, {"pad_token_id": 0}, sharing="none")
     pair.save_towers(tmp_path, tokenizer)
     pair.save_pretrained(tmp_path / "pair")
@@ -738,7 +738,7 @@ HUB = {"backbone": "org/modern", "generator_backbone": "org/small"}
         ("generator", {**HUB, "loaded_backbones": ["backbone"]}, None),
         ("generator", {**HUB, "loaded_backbones": ["backbone", "generator_backbone"]}, "org/small"),
         ("discriminator", {**HUB, "loaded_backbones": []}, None),
-        # A directory, whose place the record does not keep.
+        # A local directory, whose path the record does not keep.
         ("discriminator", {"backbone": "modern", "loaded_backbones": ["backbone"]}, None),
         ("detector", {"continue_from": "org/pair"}, "org/pair"),
     ],

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, locks that end with their process, and messages with the path."""
+"""Files that are complete or absent, locks that end with their process, and messages that name the path."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ def run_script(script, *arguments):
 
 
 def command(script):
-    """A command with all of `files`, without the seconds that importing the package around it takes."""
+    """A command that runs a script with all names of `files`. It saves the seconds of importing the whole package."""
     imports = f"import os, sys\nsys.path.insert(0, {str(Path(files.__file__).parent)!r})\nfrom files import *\n"
     return [sys.executable, "-c", imports + script]
 
@@ -52,7 +52,7 @@ def test_what_is_not_ours_to_replace_is_refused_by_name_and_stays(tmp_path, repl
 
 
 def write(path, kind, text):
-    """A file, or a directory of two."""
+    """Writes a file, or a directory of two files."""
     if kind == "file":
         write_text(path, text)
         return
@@ -63,7 +63,7 @@ def write(path, kind, text):
 
 
 def write_and_die(path, kind, number):
-    """Writes in a process that is killed at one of its calls of the system: before it, or behind it. Its status."""
+    """Writes in a process that dies right before or after one of its system calls, and returns its exit status."""
     calls = itertools.count(1)
 
     def deadly(function):
@@ -90,7 +90,7 @@ def write_and_die(path, kind, number):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child runs no thread of torch's
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child runs no threads of torch
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_a_write_that_is_killed_anywhere_leaves_what_was_there_or_what_comes(tmp_path, kind):
     path = tmp_path / "model"
@@ -109,7 +109,7 @@ def test_a_write_that_is_killed_anywhere_leaves_what_was_there_or_what_comes(tmp
     assert number > 5
 
 
-@pytest.mark.parametrize("kind", [OSError, RuntimeError, SafetensorError, Exception])  # the last one of tokenizers
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, SafetensorError, Exception])  # tokenizers raises Exception
 @pytest.mark.parametrize(
     ("number", "message"), [(errno.ENOSPC, "No space left to write a/b"), (errno.EACCES, "a/b cannot be written: ")]
 )
@@ -126,7 +126,7 @@ def test_a_failure_to_write_names_the_path_and_the_remedy(kind, number, message)
     [
         (RuntimeError(), "a/b cannot be read: RuntimeError. Take another."),
         (RuntimeError("It ends.\n  Early."), "a/b cannot be read: It ends. Early. Take another."),
-        (ValueError("a/b, line 3: it is empty."), "a/b, line 3: it is empty."),  # our own
+        (ValueError("a/b, line 3: it is empty."), "a/b, line 3: it is empty."),  # our own message
     ],
 )
 def test_whatever_is_raised_while_a_file_is_read_names_the_file_and_the_remedy(error, message):
@@ -151,7 +151,7 @@ def test_hashes_are_sha256_of_the_contents_in_order(tmp_path):
     assert files.hash_files([tmp_path / "config.json", tmp_path / "notes.txt"]) == hashlib.sha256(b"cn").hexdigest()
     assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
     for path in tmp_path.glob("*.safetensors"):
-        path.rename(path.with_name(f"pytorch_model-{path.stem}.bin"))  # as older models of the Hub have them
+        path.rename(path.with_name(f"pytorch_model-{path.stem}.bin"))  # as in older models on the Hub
     (tmp_path / "training_args.bin").write_text("t")
     assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
 

@@ -11,7 +11,7 @@ from tests.families_for_tests import tiny_family_config
 
 
 def config_of(family, **options):
-    """Of the tokenizer's vocabulary."""
+    """A tiny configuration with the tokenizer's vocabulary."""
     return tiny_family_config(family, **{"vocab_size": len(VOCABULARY), "pad_token_id": 0, **options})
 
 
@@ -40,7 +40,7 @@ def test_heads_that_a_masked_lm_does_not_have_are_left_out(tmp_path):
     whole = BertForPreTraining(BERT)
     whole.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    weights["bert.embeddings.position_ids"] = torch.arange(64)[None]  # of old versions
+    weights["bert.embeddings.position_ids"] = torch.arange(64)[None]  # as old versions saved it
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     pair = join(tmp_path)
     assert torch.equal(pair.generator.cls.predictions.bias, whole.cls.predictions.bias)

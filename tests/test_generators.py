@@ -1,4 +1,4 @@
-"""What fills the masked slots."""
+"""The generators, which fill the masked slots."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_a_frozen_generator_learns_nothing_and_is_not_in_the_optimizer(batch, re
         assert trained == {id(p) for p in pair.discriminator.parameters()}
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft, by transformers
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft reads it; transformers warns
 def test_an_output_layer_with_an_adapter_or_a_hook_is_called(batch):
     from peft import LoraConfig, get_peft_model
 

@@ -1,4 +1,4 @@
-"""A start on the neighbours: what the fit learns, where the first heads look, and what stays stock."""
+"""Initialization by neighbours: what the fit learns, where the first heads look, and which models stay stock."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def make_model(**options) -> ElectraForRTDPretraining:
 
 @pytest.fixture
 def begun(chain, tokenizer, monkeypatch):
-    monkeypatch.setattr(initialization, "_STEPS", 20)  # how well the vectors fit is tested alone
+    monkeypatch.setattr(initialization, "_STEPS", 20)  # other tests check the fit of the vectors
 
     def begin(seed: int = 0, **options) -> ElectraForRTDPretraining:
         model = make_model(vocab_size=len(tokenizer), **options)
@@ -83,14 +83,14 @@ def test_the_fit_tells_words_that_do_not_follow_each_other(chain):
 )
 def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape, monkeypatch):
     if not shape:
-        monkeypatch.setattr(initialization, "_STEPS", STEPS)  # those of a run
+        monkeypatch.setattr(initialization, "_STEPS", STEPS)  # as many as in a run
     model = begun(**shape)
     for tower in model.towers.values():
         assert all(weight > 0.4 for weight in weights_beside(tower, chain))
 
 
 def weights_beside(tower, chain) -> list[float]:
-    """The mean attention of the token before and, with room for it, of the one after."""
+    """The mean attention to the token before and, if the network has a second head, to the token after."""
     tower.set_attn_implementation("eager")
     ids = torch.from_numpy(chain.read(np.arange(8)).ids.astype(np.int64))
     with torch.no_grad():
@@ -105,10 +105,10 @@ def weights_beside(tower, chain) -> list[float]:
 @pytest.mark.parametrize(
     "shape",
     [
-        {},  # in the second layer, behind a projection; in the generator of one head in the third
+        {},  # with a projection; in the second layer (discriminator) or in the third (generator, one head a layer)
         {"embedding_size": 64},
         {"num_attention_heads": 1},
-        {"hidden_size": 128, "num_attention_heads": 4},  # in the first layer
+        {"hidden_size": 128, "num_attention_heads": 4},  # in the first layer of the discriminator
     ],
 )
 def test_the_next_head_begins_on_the_same_token_elsewhere(begun, chain, shape, monkeypatch):
@@ -122,7 +122,7 @@ def test_the_next_head_begins_on_the_same_token_elsewhere(begun, chain, shape, m
             attentions = tower(ids, output_attentions=True).attentions
         head_BLL = [head_BLL for layer_BHLL in attentions for head_BLL in layer_BHLL.unbind(dim=1)][2]
         equal_BL = (head_BLL * elsewhere_BLL).sum(dim=-1)
-        assert equal_BL[elsewhere_BLL.any(dim=-1)].mean() > 0.12  # 0.04 if all tokens were alike
+        assert equal_BL[elsewhere_BLL.any(dim=-1)].mean() > 0.12  # 0.04 if attention were uniform
         assert head_BLL.diagonal(dim1=1, dim2=2).mean() < 0.03
 
 

@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihoods: token by token with the obvious code, and the command."""
+"""Pseudo-log-likelihoods, compared token by token with the obvious code, and the command."""
 
 import copy
 import io
@@ -36,7 +36,7 @@ def make(name):
 
 
 def one_by_one(name, pair, ids):
-    """log p of each token of one text but the first and the last."""
+    """Computes log p of each token of one text except the first and the last."""
     found = []
     for place in range(1, ids.shape[1] - 1):
         token = ids[0, place]
@@ -78,11 +78,11 @@ def test_each_token_has_its_probability_in_its_context_whatever_stands_in_the_ba
 @pytest.mark.parametrize("is_blind", [True, False])
 @pytest.mark.parametrize("mask_probability", [0.15, 0.6])
 def test_a_perfect_discriminator_gives_the_probability_of_the_text_back(mask_probability, is_blind, visible):
-    """Every token of the vocabulary in turn, with p_data and p_G drawn at random. A generator that sees the masked
-    tokens which stay visible gives them back."""
+    """Checks every token of the vocabulary, with p_data and p_G drawn at random. A generator that is not blind gives
+    back the masked tokens that stay visible."""
     random = np.random.default_rng(3)
     of_data, of_generator = (torch.from_numpy(random.dirichlet(np.ones(30)))[None] for _ in range(2))
-    # A token stands there as it was: not masked, given back, or drawn as it was. Of the masked ones: the last two.
+    # A token is the original if it was not masked, or if it was masked and then given back or drawn again.
     given_back = 0.0 if is_blind else mask_probability * visible
     kept = given_back + 1 - mask_probability
     as_it_was = of_data * (kept + (mask_probability - given_back) * of_generator)

@@ -1,4 +1,4 @@
-"""Minimal pairs: each kind of score against the obvious code, and accuracies against counting by hand."""
+"""Minimal pairs: each kind of score compared with the obvious code, and accuracies with those counted by hand."""
 
 import json
 
@@ -26,7 +26,7 @@ from tests.conftest import VOCABULARY, tiny_config
 from tests.families_for_tests import tiny_family_config
 
 
-# Words of several pieces, texts of several lengths, and one twice.
+# Words of several pieces, texts of different lengths, and one text twice.
 TEXTS = ["the mills were saying no", "she saw a river .", "the knewings came", "she saw a river ."]
 
 
@@ -37,7 +37,8 @@ def masked_lm(family):
 
 
 def one_by_one(network, tokenizer, text, within_words):
-    """The sum of log p of each token, from one pass with a mask at it and at what follows in its word."""
+    """The sum of log p of the tokens. Each token takes one pass, in which it is masked and, with `within_words`, also
+    the later pieces of its word."""
     encoded = tokenizer(text, return_tensors="pt")
     ids = encoded["input_ids"]
     words = encoded.word_ids()
@@ -161,7 +162,7 @@ def pairs_file(tmp_path):
 
 @pytest.fixture
 def saved(tmp_path, tokenizer):
-    """Directories of a masked and of a causal language model, with their tokenizer."""
+    """A directory with a masked and a causal language model and their tokenizers."""
     masked_lm("electra").float().save_pretrained(tmp_path / "masked")
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2}
     GPT2LMHeadModel(GPT2Config(vocab_size=len(VOCABULARY), **sizes)).save_pretrained(tmp_path / "causal")
@@ -222,6 +223,6 @@ def test_the_command_judges_a_run_and_its_bigrams_and_leaves_records_to_compare(
     assert "95 % interval" in shown
     assert "first 2 pairs" in shown
     before = (finished_run / "run_record.json").read_bytes()
-    with pytest.raises(ValueError, match=finished_run.name):  # before the work
+    with pytest.raises(ValueError, match=finished_run.name):  # refused before the work
         likelihood.main([*flags, "--output_dir", str(finished_run)])
     assert (finished_run / "run_record.json").read_bytes() == before

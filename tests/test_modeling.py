@@ -1,4 +1,4 @@
-"""What a broken RTD could not pass."""
+"""Checks of the pair that a broken implementation of RTD could not pass."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
 
 def wide_labels(batch):
-    """The labels at their positions."""
+    """The labels (B, L) at the positions of their tokens; `IGNORED` elsewhere."""
     return torch.full_like(batch["input_ids"], IGNORED).scatter(1, batch["masked_positions"], batch["labels"])
 
 
@@ -20,7 +20,7 @@ def wide_labels(batch):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_discriminators_input_differs_from_the_original_exactly_where_the_label_is_1(batch, temperature):
-    """A sample equal to the original is labelled original."""
+    """A sample that equals the original is labeled original."""
     model = ElectraForRTDPretraining(tiny_config(temperature=temperature)).eval()
     model.generator.generator_lm_head.bias.data[batch["labels"][0, 0]] += 4.0
     output = model(**batch)
@@ -137,7 +137,7 @@ def test_no_gradient_of_the_discriminators_loss_reaches_what_the_generator_alone
     shared = set(map(id, towers[0].values())) & set(map(id, towers[1].values()))
     of_generator, of_discriminator = ({n: p for n, p in each.items() if id(p) not in shared} for each in towers)
     assert all(p.grad is None or not p.grad.any() for p in of_generator.values())
-    # A bias of the keys moves all scores of a query alike: softmax does not see it.
+    # The bias of the keys shifts all scores of a query equally, which does not change the softmax.
     learning = [p for name, p in of_discriminator.items() if "key.bias" not in name]
     assert of_generator
     assert learning
@@ -173,7 +173,7 @@ def test_activation_checkpointing_changes_nothing(batch):
         config = tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
         model = ElectraForRTDPretraining(config).train()
         if checkpointing:
-            # transformers 5.23 renamed it; 5.17 has only the old name
+            # transformers 5.23 renamed this method; 5.17 has only the old name
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         model(**batch).loss.backward()
         gradients.append([p.grad for p in model.parameters()])
@@ -184,7 +184,7 @@ def test_activation_checkpointing_changes_nothing(batch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_compiled_model_trains_alike(batch):
-    """By the compiler itself; `test_compilation.py` looks at the graphs of all pairs."""
+    """With the default compiler backend; `test_compilation.py` checks the graphs of all pairs."""
     batch = pad_batch(batch, 5)
     trajectories = []
     for compiled in (False, True):

@@ -1,4 +1,4 @@
-"""Every objective, next to its formula written out."""
+"""Every objective, compared with its formula written out."""
 
 import math
 
@@ -20,7 +20,7 @@ from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
 @pytest.fixture
 def uneven(batch):
-    """Rows of 32 tokens and five of padding, the last masked slot of every other row unused."""
+    """Rows of 32 tokens and five of padding. The last masked slot of every other row is unused."""
     batch["labels"][::2, -1] = -100
     return pad_batch(batch, 5)
 
@@ -37,7 +37,7 @@ def make(objective, **options):
 
 
 def used_slots(inputs):
-    """(row, position, original) of every masked token."""
+    """Yields (row, position, original) of every masked token."""
     for row, slot in inputs["labels"].ne(-100).nonzero().tolist():
         yield row, inputs["masked_positions"][row, slot].item(), inputs["labels"][row, slot].item()
 
@@ -61,7 +61,7 @@ def detection_loss(model, inputs, corrupted, places):
 
 
 def two_tower_logits(model, inputs):
-    """(B, L, V): those of the noise, which reads the sequences before masking."""
+    """The logits (B, L, V) of the noise, which reads the sequences before masking."""
     hidden = model.generator(**tower_inputs(inputs, reference.originals(inputs)))
     return model.generator.cloze_lm_head(hidden).detach()
 
@@ -72,7 +72,7 @@ def noise_contrastive_loss(model, inputs, corrupted, places):
     drawn = {(row, position) for row, position, _ in used_slots(inputs)}
     terms = []
     for row, position, _ in places:
-        # What the model and the noise say of the token that stands there, and how often each is asked.
+        # The densities of the model and of the noise for the present token, times the share of tokens from each.
         of_model = 0.8 * math.exp(-energies[row, position])
         of_noise = 0.2 * noise[row, position, corrupted[row, position]].item()
         terms.append(-math.log((of_noise if (row, position) in drawn else of_model) / (of_model + of_noise)))
@@ -80,13 +80,13 @@ def noise_contrastive_loss(model, inputs, corrupted, places):
 
 
 def cloze_loss(model, inputs):
-    """Over every token of the sequences before masking but [CLS], [SEP], [MASK] and padding."""
+    """The loss over every token of the sequences before masking, except [CLS], [SEP], [MASK] and padding."""
     places = [place for place in real_tokens(inputs, reference.originals(inputs)) if place[2] not in (2, 3, 4)]
     return token_loss(two_tower_logits(model, inputs), places)
 
 
 def token_loss(logits, places):
-    """Of logits (B, K, V) or (B, L, V), in the order of `places`: (row, column, original)."""
+    """The mean of -log p(original) at `places` (row, column, original) of logits (B, K, V) or (B, L, V)."""
     terms = []
     for row, column, original in places:
         powers = logits[row, column].detach().exp()
@@ -95,7 +95,7 @@ def token_loss(logits, places):
 
 
 def mixture(model, inputs, corrupted):
-    """(B, L, V): C [x^c = v] + (1 - C) softmax(v)."""
+    """The mixture (B, L, V): C [x^c = v] + (1 - C) softmax(v)."""
     hidden = model.discriminator.electra(**tower_inputs(inputs, corrupted)).last_hidden_state
     copy = torch.sigmoid(model.main_head(hidden))[..., None]
     softmax = model.discriminator(**tower_inputs(inputs, corrupted)).logits.softmax(dim=-1)
@@ -179,7 +179,7 @@ def test_towers_and_logits_are_those_of_the_design_and_survive_saving(objective,
 def test_predictions_with_a_copy_mechanism_are_the_mode_of_the_mixture(uneven):
     model = make("all_tokens_mlm")
     with torch.no_grad():
-        model.main_head.dense_prediction.weight.mul_(20)  # copies here, does not there
+        model.main_head.dense_prediction.weight.mul_(20)  # it copies some tokens, not others
     output = model(**uneven)
     distribution = mixture(model, uneven, output.corrupted_input_ids)
     assert torch.equal(output.predictions, distribution.argmax(dim=-1))
@@ -220,12 +220,12 @@ def test_a_resize_keeps_what_a_predicting_tower_says(batch, objective, change):
     model(**{**batch, "input_ids": ids, "labels": labels}).loss.backward()
 
 
-# ---- What is measured ----
+# ---- Metrics ----
 
 
 @pytest.mark.parametrize("form", ["slots", "labels at their positions"])
 def test_what_was_masked_is_known_from_either_form_of_labels(form):
-    # Two slots a row; of row 1, the second is unused and points at a token that was not masked.
+    # Each row has two slots. The second slot of row 1 is unused and points at a token that was not masked.
     if form == "slots":
         labels = {"masked_positions": torch.tensor([[1, 2], [1, 0]]), "labels": torch.tensor([[10, 11], [0, -100]])}
     else:
@@ -235,7 +235,7 @@ def test_what_was_masked_is_known_from_either_form_of_labels(form):
 
 
 def measured(model, inputs):
-    """(in training, held out)."""
+    """The output of the model, its training metrics and its held-out metrics."""
     output = model(**inputs)
     meters = TrainingMeters(model.measures)
     meters.update(output, inputs)

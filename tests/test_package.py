@@ -1,4 +1,4 @@
-"""What the package promises as a whole: its names, and what importing it does not do."""
+"""The package as a whole: its public names, what importing it does not load, and how it loads models."""
 
 import ast
 import subprocess
@@ -39,7 +39,7 @@ def test_whatever_transformers_loads_is_loaded_by_the_function_that_runs_no_code
     root = Path(__file__).parents[1]
     files = [file for room in ("src", "examples", "benchmarks") for file in (root / room).rglob("*.py")]
     assert len(files) > 50
-    # Of this project, whose loading goes there, too; and adapters, which hold weights alone.
+    # The classes of this project load with that function, too. Adapters hold only weights.
     safe = {"Corrector", "Detector", "ElectraForRTDPretraining", "PeftModel"}
     loading = {
         f"{file.name}: {ast.unparse(node)}"

@@ -1,4 +1,4 @@
-"""The original's training, step by step: its recorded masks and samples through our model and our optimizer."""
+"""The original's training, step by step: its recorded masks and samples go through our model and our optimizer."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -14,21 +14,21 @@ from tests.recordings import NUM_STEPS, VARIANTS, Comparison, Recording
 
 
 TOLERANCE = 1e-5
-# Of the means of signed residuals. In float32, the total loss, near 40, is known to 4e-6, a masked LM's, near 6, to
-# 5e-7, and a norm to 1.2e-7 of itself.
+# Tolerances for the means of signed residuals. In float32, the total loss (near 40) is exact to 4e-6, the loss of a
+# masked LM (near 6) to 5e-7, and a norm to a share of 1.2e-7.
 BIAS_TOLERANCE = {"total_loss": 4e-6, "mlm_loss": 2e-6, "grad_norm": 2e-7}
 BIAS_TOLERANCE_ELSEWHERE = 1e-7
 
 
 def compare_outputs(comparison, output, recording, step):
-    """Losses, logits and probabilities of a step."""
+    """Adds the losses, logits and probabilities of a step to a comparison."""
     loss, logits = output.generator_loss, output.generator_logits
     if not recording.detects:
         loss, logits = output.discriminator_loss, output.logits
     ours = {"total_loss": output.loss, "mlm_loss": loss, "mlm_logits": logits}
     if recording.detects:
         ours |= {"disc_loss": output.discriminator_loss, "disc_probs": output.logits.sigmoid()}
-        ours |= {"is_fake": output.replaced_labels.clamp(min=0)}  # the original calls padding not replaced
+        ours |= {"is_fake": output.replaced_labels.clamp(min=0)}  # the original labels padding as not replaced
     for name, value in ours.items():
         comparison.add(name, value, recording.get(step, name))
     if recording.detects and step == 0:
@@ -37,7 +37,7 @@ def compare_outputs(comparison, output, recording, step):
 
 
 def replay(recording, model):
-    """Six steps, compared with those of the original."""
+    """Takes six steps and returns the comparison with those of the original."""
     settings = recording.config["optimizer"]
     groups, betas = get_parameter_groups(model, settings["weight_decay"]), tuple(settings["betas"])
     optimizer = ElectraAdamW(groups, lr=settings["learning_rate"], betas=betas, eps=settings["epsilon"])
@@ -80,7 +80,7 @@ def test_six_steps_are_those_of_the_original(recording):
 
 
 class StopAfterRecording(TrainerCallback):
-    """The schedule is that of a longer run."""
+    """Stops training after the recorded steps, since the schedule is that of a longer run."""
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step == NUM_STEPS

@@ -1,4 +1,4 @@
-"""What every command makes of every kind of name."""
+"""How every command treats every kind of path that it can be given."""
 
 import io
 import json
@@ -25,7 +25,7 @@ from tests.families_for_tests import tiny_family_config
 
 @pytest.fixture(scope="module")
 def root(tokenizer, tmp_path_factory):
-    """A directory of every kind."""
+    """A directory that holds a directory of every kind."""
     root = tmp_path_factory.mktemp("places")
     torch.manual_seed(0)
     pair = ElectraForRTDPretraining(tiny_config())
@@ -79,7 +79,7 @@ def export(name):
 ELECTRA, BERT, TUNED = "ElectraForPreTraining", "BertForTokenClassification", "tuned/sst/seed_1/model"
 REFUSED = ValueError
 COMMANDS = (continue_from, detect, score, fine_tune, predict, export)
-# Of each place its kind, and what each command takes it for.
+# For each place: its kind, and what each command takes it for.
 TABLE = {
     "run": ("run", "run", ELECTRA, None, "run/discriminator", REFUSED, ["detector", "generator"]),
     "checkpoint": ("pair", "checkpoint", ELECTRA, None, "checkpoint", REFUSED, REFUSED),

@@ -1,4 +1,4 @@
-"""Commands and Python of the README and of the pages under docs/ are run as they stand, with few steps."""
+"""Runs the commands and the Python of the README and of the pages under docs/ as they stand, with few steps."""
 
 import importlib
 import re
@@ -18,14 +18,14 @@ PAGES = {
 }
 SHORT = "--disable_tqdm True --use_cpu True"
 FEW_STEPS = "--max_steps 3 --eval_steps 3 --save_steps 3 --logging_steps 1 --warmup_steps 1"
-# The smallest model, whatever the size in the text: the test is that the flags mean something.
+# The smallest model, whatever size the text names: the test only checks that the flags work.
 PRETRAIN = f"--size tiny --max_seq_length 64 --per_device_train_batch_size 4 {FEW_STEPS} {SHORT}"
 ADDED = {
     "pretrain": PRETRAIN,
     "prepare": "--max_seq_length 64 --held_out_share 0.3 --disable_tqdm True",  # the text repeats itself
     "finetune": f"--max_steps 2 --max_seq_length 32 --seeds 1 {SHORT}",
 }
-# Shown, but not runnable here: the Hub, TensorFlow and a recipe that fills in what the text describes.
+# Commands with these flags cannot run here: they need TensorFlow and a checkpoint of the original.
 SKIPPED = ("--tf_checkpoint",)
 
 
@@ -34,7 +34,7 @@ def blocks_of(language, page):
 
 
 def commands(page):
-    """Each `hf-electra-rtd COMMAND flags`, and `accelerate launch -m MODULE flags`, as (command, flags)."""
+    """Yields (command, flags) of each `hf-electra-rtd COMMAND`, `make pretrain` and `accelerate launch -m MODULE`."""
     modules = {f"hf_electra_rtd.{module}": command for command, (module, _) in COMMANDS.items()}
     for line in "\n".join(blocks_of("bash", page)).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
@@ -72,7 +72,7 @@ TABLES = {  # path: header and line
 
 
 def write_tasks(directory):
-    """Some tasks of GLUE and of one's own, with a few examples each."""
+    """Writes some tasks of GLUE and some of a user's own, with a few examples each."""
     rows = []
     for row in range(36):
         a = f"the river was old {row}"
@@ -112,7 +112,7 @@ def test_commands_and_python_of_readme_and_docs_run(tmp_path, corpus, monkeypatc
                 added += ["--train_files", "corpus/a.txt"]
             if "--continue_from" in flags:
                 added.remove("--size"), added.remove("tiny")
-            if command == "pretrain" and "--dry_run" in flags:  # readers try it before the run, which is there by now
+            if command == "pretrain" and "--dry_run" in flags:  # readers try it before the run, which is done by now
                 added += ["--output_dir", "tried"]
             monkeypatch.setattr(sys, "argv", [f"hf-electra-rtd {command}"])
             module = importlib.import_module(f"hf_electra_rtd.{COMMANDS[command][0]}")

@@ -1,4 +1,4 @@
-"""Records: kept whole, read back as they were, and free of what must not be published."""
+"""Records: complete, read back unchanged, and free of what must not be published."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ def test_a_published_command_has_names_in_place_of_paths(tmp_path):
     argv = [str(tmp_path / "pretrain.py"), "--train_files", str(tmp_path / "a b.txt"), "c/d.txt", "--output_dir=x/run"]
     command = public_command(
         [*argv, "--tokenizer", "org/name", "--model", "./acme/run", "--run_name", str(tmp_path)]
-    )  # a path by its existence
+    )  # the run name is a path, since it exists
     assert (
         public_command(["a", "--train-files", "c/d.txt", "--output-dir=x/run"])
         == "a --train_files d.txt --output_dir=run"

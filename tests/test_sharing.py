@@ -1,4 +1,4 @@
-"""What is shared is one tensor: in memory, in the file, after loading, after a resize."""
+"""Shared parameters are one tensor: in memory, in the file, after loading, and after a resize."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_a_resize_keeps_all_three_tables_tied(tmp_path, batch, sharing, change):
     assert torch.equal(loaded(**batch).loss, model(**batch).loss)
 
 
-# ---- Gradients, next to those of two towers that share nothing ----
+# ---- Gradients, compared with two towers that share nothing ----
 
 
 def untied_copy(model):
@@ -94,7 +94,7 @@ def replay(model, batch):
 
 
 def trained_a_little(sharing):
-    """Tables of deltas that are not zero, and biases neither."""
+    """A pair whose tables of deltas and biases are not zero."""
     model = ElectraForRTDPretraining(tiny_config(sharing=sharing)).eval().double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -118,7 +118,7 @@ def test_a_tied_tensor_gets_the_sum_of_both_towers_gradients_and_any_other_its_o
             source = tied[source]
         groups.setdefault(source, []).append(name)
     for source, names in groups.items():
-        # A tensor that is one within a tower already has one gradient there.
+        # A tensor that is shared within a tower already has a single gradient there.
         distinct = {id(copy.get_parameter(name)): apart[name] for name in names}
         parts = [gradient for gradient in distinct.values() if gradient is not None]
         if ours[source] is None:

@@ -61,7 +61,7 @@ def test_a_tokenizer_is_saved_as_what_it_is(tokenizer, tmp_path):
         assert tokenizer_hash(loaded) == tokenizer_hash(tokenizer)
         assert dict(loaded("the river", "a mill")) == dict(pair)
         assert loaded.model_max_length == tokenizer.model_max_length
-    # Older tools, and `load_tokenizer`, take a vocab.txt for WordPiece.
+    # Older tools and `load_tokenizer` take a vocab.txt as a sign of WordPiece.
     assert (tmp_path / "vocab.txt").exists() == isinstance(tokenizer, BertTokenizer)
     refuse_other_tokens(str(tmp_path), tokenizer, "The model")
 
@@ -126,8 +126,8 @@ def test_sequences_hold_the_text_between_the_tokenizers_own_special_tokens(token
 
 
 def test_segments_are_split_where_sentences_end(tokenizer, tmp_path):
-    """In one line: only the signs show it."""
-    line = " ".join(50 * ["the rivers saw it ?", "the mills saw it ?"])  # a sign may hold the space before it
+    """The text is one line, so only the punctuation shows where sentences end."""
+    line = " ".join(50 * ["the rivers saw it ?", "the mills saw it ?"])  # "?" may hold the space before it
     file = blocks_of_text(tmp_path, line, tokenizer, 48)
     batch = file.read(np.arange(len(file)))
     halves = [ids[: second - 1] for ids, second in zip(batch.ids, batch.second_segments, strict=True) if second < 48]
@@ -145,7 +145,7 @@ def test_special_tokens_are_never_masked_and_unknown_ones_are(tokenizer, tmp_pat
     batch = DataCollatorForRTD(tokenizer, masking=masking, seed=1, max_seq_length=32)(sequences)
     used = batch["labels"].ne(IGNORED)
     assert not np.isin(batch["labels"][used], [cls, sep, pad, mask]).any()
-    if not isinstance(tokenizer.backend_tokenizer.model, models.BPE):  # which has no unknown bytes
+    if not isinstance(tokenizer.backend_tokenizer.model, models.BPE):  # BPE has no unknown bytes
         assert batch["labels"].eq(tokenizer.unk_token_id).any()
     assert used.sum(dim=1).tolist() == [num_masked(0.15, length) for length in sequences.lengths.tolist()]
     padded = batch["attention_mask"].eq(0)
@@ -162,11 +162,11 @@ def test_a_letter_that_is_a_mark_to_others_begins_no_word(tokenizer):
     assert (tokens >= WORD_START).sum() == 2
 
 
-# ---- What people read ----
+# ---- Text shown to people ----
 
 
 def test_people_read_text(tokenizer):
-    """And neither a Ġ nor a ▁."""
+    """They see neither a Ġ nor a ▁."""
     names = tokenizer.convert_ids_to_tokens(tokenizer('the mill went. it saw "rivers"')["input_ids"])
     shown = shown_tokens(tokenizer, names)
     assert [shown[0], shown[-1]] == [tokenizer.cls_token, tokenizer.sep_token]
@@ -196,7 +196,7 @@ def test_the_words_to_mask_are_found_by_their_letters(tokenizer):
     chinese = [] if isinstance(tokenizer, BertTokenizer) else ["水", "流"]
     for word in ("mill", "rivers", "the mill", "mills", *chinese):
         places = detection._find_words(encoding, sentence, [word])
-        # A token may hold a sign beside the word.
+        # A token may hold punctuation besides the word.
         assert tokenizer.decode([encoding["input_ids"][place] for place in places]).strip(' ,".') == word
     for part, number in (("ill", 2), ("iver", 1)):  # of "mill" and "mills", of "rivers"
         places = detection._find_words(encoding, sentence, [part])
@@ -248,14 +248,14 @@ def test_answers_are_found_again_in_every_window(tokenizer, max_seq_length):
         tokens = tokenizer.convert_ids_to_tokens(feature["input_ids"])
         assert tokens[0] == tokenizer.cls_token
         assert len(tokens) <= max_seq_length
-        assert feature["first"] + len(offsets) == len(tokens) - 1  # a [SEP] ends it
+        assert feature["first"] + len(offsets) == len(tokens) - 1  # the last token is [SEP]
         answer = answers[feature["example"]]
         logits = np.zeros((2, 1, len(tokens)), dtype=np.float32)
         logits[0, 0, start] = logits[1, 0, end] = 9
         predicted = kind._predict(context, [(0, feature)], logits)["text"]
         if start:
             found.add(answer)
-            # A word of several letters of a byte or an unknown one may be one token with its neighbours.
+            # A multi-byte character or an unknown word may share a token with its neighbors.
             assert answer in predicted
             assert len(predicted) <= len(answer) + 3
     assert found == set(answers)
@@ -275,7 +275,7 @@ def test_the_words_of_a_sentence_have_the_tokens_of_running_text(tokenizer, max_
     _, features = encode((words, tags))
     ids = [token for row in features["input_ids"] for token in row if token not in special_ids(tokenizer)]
     assert ids == tokenizer(" " + " ".join(words), add_special_tokens=False)["input_ids"]
-    # Some tokenizers have no token for the last one.
+    # Some tokenizers have no token for the last word.
     examples, features = encode((words, tags), ([*words[::-1], "\u200b"], [*tags[::-1], "I-X"]))
     outputs = np.zeros((len(features), max_seq_length, 3), dtype=np.float32)
     for row, labels in enumerate(features["labels"]):

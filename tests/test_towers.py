@@ -1,4 +1,4 @@
-"""Native towers: out of the pair, and into it."""
+"""Native towers: exported from a pair, and joined into one."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_towers_that_do_not_fit_together_or_the_options_are_refused():
     assert join(None, main, objective="mlm").discriminator is main
 
 
-# ---- What is refused, whichever way a tower is loaded ----
+# ---- Refusals, however a tower is loaded ----
 
 NAME = "electra.encoder.layer.1.output.dense.weight"
 FOREIGN = {f"adapter.{index:02}": torch.zeros(1) for index in range(12)}
@@ -99,7 +99,7 @@ def weights(change):
     ],
 )
 def test_what_is_not_whole_or_no_such_tower_is_refused_not_completed_at_random(model, exported, damage, message):
-    """Damage to the discriminator, or what is named in its place."""
+    """`damage` changes the saved discriminator, or names another source in its place."""
     model.save_pretrained(exported / "pair")
     source = damage.format(exported) if isinstance(damage, str) else exported / "discriminator"
     if not isinstance(damage, str):

@@ -1,4 +1,4 @@
-"""Both variants train alike where nothing is random."""
+"""Both variants train alike if nothing is random."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def test_where_nothing_is_random_both_variants_have_the_same_curve(corpus):
     ours, plain = np.array(curves["ours"]), np.array(curves["plain"])  # (seeds, points, metrics)
     np.testing.assert_array_equal(ours[:, 0], plain[:, 0])
     np.testing.assert_allclose(ours, plain, rtol=1e-4)
-    assert (np.abs(ours[:, 0, :2] - ours[:, -1, :2]) > 0.01).all()  # trained, and each seed in its own way
+    assert (np.abs(ours[:, 0, :2] - ours[:, -1, :2]) > 0.01).all()  # trained, and differently for each seed
     assert (np.abs(ours[0, -1] - ours[1, -1]) > 1e-4).all()

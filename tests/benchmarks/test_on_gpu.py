@@ -1,4 +1,4 @@
-"""Nothing that is wrong or hangs on a GPU goes unnoticed."""
+"""The script for a GPU notices wrong losses and gradients, and it also runs on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark times what it says: everybody does the same work."""
+"""The benchmark times what it claims to time: all contestants do the same work."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_ring_takes_as_long_as_the_rounds_in_which_each_gpu_passes_a_part_on()
     gpus = 8
     num_bytes = 20e6
     seconds = 0.0
-    sums = np.ones((gpus, gpus))  # (gpu, part): how many summands of a part are in what it holds
+    sums = np.ones((gpus, gpus))  # (gpu, part): how many summands are in a GPU's copy of a part
     for turn in range(2 * (gpus - 1)):
         parts = [(gpu - turn) % gpus for gpu in range(gpus)]
         sent = [sums[gpu, part] for gpu, part in enumerate(parts)]
@@ -57,7 +57,7 @@ def test_two_nodes_reduce_as_computed_by_hand():
     assert scale_model.ring_latency(16, 2) == pytest.approx(ring)
     tree = 2 * (7 * 1.2e-6 + 8.5e-6)  # up and down a chain of 8, and from node to node
     assert scale_model.tree_latency(16, 2) == pytest.approx(tree)
-    # 16 kB in one bucket: the tree is quicker; 16 GB in 611 buckets over a slow network: the ring is.
+    # The tree is faster for 16 kB in one bucket, the ring for 16 GB in 611 buckets over a slow network.
     assert cluster.all_reduce(16e3, 16) == pytest.approx(2 * 16e3 / (320e9 * 0.9 * 0.915) + tree)
     assert Cluster(network=1e9).all_reduce(16e9, 16) == pytest.approx(30e9 / 8e9 + 611 * ring)
     assert cluster.all_reduce(1e9, 1) == 0.0
@@ -69,5 +69,5 @@ def test_operations_of_more_layers_follow_from_those_of_one_and_two():
 
 @pytest.mark.parametrize(("layers", "operations"), [(12, 2149), (24, 3968)])
 def test_operations_are_those_of_a_second_step_on_fake_cuda_tensors(layers, operations):
-    """Counted there at full depth, but for the few of clipping."""
+    """The numbers were counted there at full depth, without the few operations of gradient clipping."""
     assert scale_model.operations_of(layers) == pytest.approx(operations, rel=0.005)

@@ -1,4 +1,4 @@
-"""The command; the reader is tested apart, with TensorFlow."""
+"""The `convert` command. Its reader, which needs TensorFlow, is tested in test_tf_reader.py."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ from tests.recordings import VARIANTS, Recording
 
 @pytest.fixture
 def read(monkeypatch):
-    """The variables that the command reads, by the checkpoint's path: those of the recordings."""
+    """The variables of the recordings, which the command reads instead, by the path of their checkpoint."""
     variables = {str(Recording(variant).prefix): Recording(variant).start_variables for variant in VARIANTS}
     monkeypatch.setattr(checkpoints, "read_tf_variables", variables.__getitem__)
     return variables
 
 
 def flags(variant, output, hparams, **others):
-    """The command line; `hparams` are those of the recording, changed, or the name of a file."""
+    """The command line. `hparams` are changes to those of the recording, or the name of a file."""
     recording = Recording(variant)
     if isinstance(hparams, dict):
         path = Path(output).with_name("hparams.json")
@@ -34,7 +34,7 @@ def flags(variant, output, hparams, **others):
 
 @torch.no_grad()
 def native_logits(directory, recording):
-    """What stock classes say of the first recorded step, by what it is called there."""
+    """The outputs of stock classes for the first recorded step, by their names in the recording."""
     batch = recording.batch(0)
     inputs = {name: batch[name] for name in ("attention_mask", "token_type_ids")}
     masked_lm = directory / ("generator" if recording.detects else "discriminator")
@@ -59,7 +59,7 @@ def test_what_is_written_is_the_original(read, variant, tmp_path, capsys):
     found = native_logits(output, recording)
     assert found.keys() == networks.get(variant, {"mlm_logits", "disc_probs"})
     if variant == "electric":
-        found.clear()  # energies, where probabilities with those of the noise were recorded
+        found.clear()  # found are energies; recorded are probabilities that include the noise
     for name, ours in found.items():
         torch.testing.assert_close(ours, recording.get(0, name), rtol=0, atol=1e-5)
     pair = ElectraForRTDPretraining.from_pretrained(output)

@@ -1,4 +1,4 @@
-"""The real reader on real checkpoints: needs the extra `tf` (`make test-tf`)."""
+"""Runs the real reader on real checkpoints, which needs the extra `tf` (`make test-tf`)."""
 
 import numpy as np
 import pytest

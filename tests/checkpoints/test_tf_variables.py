@@ -21,7 +21,7 @@ def test_everything_missing_left_over_and_misshapen_is_listed_but_slots_of_the_o
     assert "electra/embeddings/word_embeddings is [400, 32], expected [401, 32]" in told
     for name in (*missing, *foreign):
         assert f"\n  {name}" in told
-    # A kernel's shape is that of the file, not of the transposed parameter.
+    # The message shows a kernel's shape in the file, not that of the transposed parameter.
     told = r"generator/encoder/layer_0/intermediate/dense/kernel is \[16, 64\], expected \[32, 128\]"
     with pytest.raises(ValueError, match=told):
         model_from_variables(config_from_hparams({**hparams, "generator_hidden_size": 0.5}), variables)
@@ -30,7 +30,7 @@ def test_everything_missing_left_over_and_misshapen_is_listed_but_slots_of_the_o
 # ---- hparams ----
 
 
-# The released models: generators of the widths that the original's README.md and the paper's Table 6 give.
+# The released models. The widths of their generators are from the original's README.md and the paper's Table 6.
 RELEASED = {
     "small": {"model_size": "small"},
     "small++": {"model_size": "small", "generator_hidden_size": 1.0},

@@ -31,7 +31,7 @@ def masking_cases(draw):
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     candidates = random.random((rows, length)) < draw(st.sampled_from([0.0, 0.1, 0.7, 1.0]))
     uniforms = random.random((rows, length), dtype=np.float32)
-    counts = random.integers(0, slots + 1, rows)  # none at all, too
+    counts = random.integers(0, slots + 1, rows)  # also no masks at all
     return candidates, uniforms, counts, slots
 
 

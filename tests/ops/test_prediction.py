@@ -18,7 +18,7 @@ def _inputs(rows, width, vocabulary, dtype=torch.float32, seed=0, scale=1.0):
 
 
 def _reference(tensors, labels, dtype):
-    """Loss and gradients by the obvious code in a dtype."""
+    """The loss and gradients of the obvious code, computed in a dtype."""
     copies = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
     loss = reference.masked_lm_loss(F.linear(*copies), labels)
     return loss, grad(loss, copies)

@@ -22,7 +22,7 @@ def draw(random, kind, candidates, starts, counts, slots):
 
 
 def make_words(random, rows, length):
-    """The length of the word at each place, and where words begin: 70 % are whole, others of up to four pieces."""
+    """The length of the word at each place, and where words begin. 70 % are one piece, the others up to four."""
     sizes = random.choice([1, 2, 3, 4], (rows, length), p=[0.7, 0.17, 0.09, 0.04])
     starts = np.zeros((rows, length + 4), dtype=bool)
     np.put_along_axis(starts, np.minimum(np.insert(sizes.cumsum(axis=1), 0, 0, axis=1), length), True, axis=1)
@@ -64,7 +64,7 @@ def test_every_sequence_has_all_its_masks_and_at_most_two_groups_are_cut(kind):
     assert (positions[:, 0] >= 0).all()
     assert candidates[np.arange(rows)[:, None], positions].all()
     assert ((positions < 60) == (groups < 60)).all()  # no group on both sides of [SEP]
-    # All that could be masked, one group after the other.
+    # The whole groups, from masking every candidate.
     whole = np.full(rows, length), length
     everything = choose_masked_groups(candidates, starts, KINDS[kind], uniforms, more, *whole)[1]
     sizes, chosen = np.zeros((2, rows, length), dtype=int)
@@ -77,7 +77,7 @@ def test_every_sequence_has_all_its_masks_and_at_most_two_groups_are_cut(kind):
 
 
 @by_kind
-@pytest.mark.parametrize(("length", "masked"), [(128, 19), (32, 5)])  # in the second, spans are as long as the arc
+@pytest.mark.parametrize(("length", "masked"), [(128, 19), (32, 5)])  # in the second, spans reach the arc's length
 def test_every_token_is_as_likely_whatever_its_word_its_piece_and_its_place(kind, length, masked):
     random = np.random.default_rng(4)
     rows = 20_000
@@ -91,7 +91,7 @@ def test_every_token_is_as_likely_whatever_its_word_its_piece_and_its_place(kind
     parts = {f"words of {size}": sizes == size for size in (1, 2, 3, 4)}
     parts |= {"first pieces": starts & (sizes > 1), "last pieces": ends & (sizes > 1)}
     deviations = (chosen - masked / (length - 3)) * candidates
-    # Of a sequence, tokens are masked together, so their deviations are summed before they are compared.
+    # The tokens of a sequence are masked together, so their deviations are summed before they are compared.
     found = {name: (deviations * part).sum(axis=1) for name, part in parts.items()}
     found |= {f"place {place}": deviations[:, place] for place in np.flatnonzero(candidates[0])}
     for name, values in found.items():
@@ -105,7 +105,7 @@ def test_groups_have_the_published_numbers_of_words(kind, number):
     length = 400
     everything = np.ones((rows, length), dtype=bool)
     _, groups, *_ = draw(random, kind, everything, everything, np.full(rows, length), length)
-    # The first may be short, and only the last ones meet the end of the sequence.
+    # The first group may be shortened, and only the last groups can be cut by the end of the sequence.
     found = np.concatenate([np.diff(np.unique(row))[1 : 1 + number] for row in groups])
     geometric = 0.2 * 0.8 ** np.arange(10)
     published = {"ngram": [0.4, 0.3, 0.2, 0.1], "span": geometric / geometric.sum()}[kind]

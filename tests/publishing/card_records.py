@@ -13,13 +13,13 @@ RUN = Path(__file__).parents[1] / "fixtures/run_of_tiny"
 
 
 def tower(**changes):
-    """A configuration as the paper's sizes have it, but small."""
+    """A small configuration with the dropout and the initial weights of the paper's sizes."""
     paper = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02}
     return {**PretrainingRecord.load(RUN).model["discriminator_config"], **paper, **changes}
 
 
 def run_record(objective="rtd", size="tiny", training=None, model=None, described=None, **changes):
-    """The run as if it had another objective or size; `described` are flags of the model."""
+    """The record of the run, as if it had another objective or size. `described` are flags of the model."""
     record = PretrainingRecord.load(RUN)
     record.arguments["model"] |= {"size": size, **(described or {})}
     record.arguments["training"] |= training or {}
@@ -29,7 +29,7 @@ def run_record(objective="rtd", size="tiny", training=None, model=None, describe
 
 
 def evaluation_record(task="mrpc", seed=42, score=0.7, metric="accuracy", model=None, **changes):
-    """One fine-tuning run as if it had been on another task."""
+    """The record of a fine-tuning run, as if it had been on another task."""
     record = EvaluationRecord.load(RUN / "mrpc")
     facts = {
         "task": task,
@@ -44,7 +44,7 @@ def evaluation_record(task="mrpc", seed=42, score=0.7, metric="accuracy", model=
 
 
 def runs(task="mrpc", scores=(0.7, 0.75, 0.6), **options):
-    """A run for each score, with seeds from 42."""
+    """The record of a run for each score, with seeds from 42 on."""
     return [evaluation_record(task, 42 + index, score, **options) for index, score in enumerate(scores)]
 
 

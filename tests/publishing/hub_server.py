@@ -34,7 +34,7 @@ class Commit(NamedTuple):
 
 
 class HubRepository:
-    """Branches are lists of commits, the newest last."""
+    """A repository. Its branches are lists of commits, the newest last."""
 
     def __init__(self, private: bool = True) -> None:
         self.private = private
@@ -61,7 +61,7 @@ class HubServer:
         self.requests: list[str] = []
         self.failures: dict[str, tuple[int, str]] = {}  # by pattern: the status and what the Hub says (200: a page)
         self.actions: dict[str, Callable[[], object]] = {}  # by pattern: what happens before the answer
-        self.silence: str | None = None  # from a request with this pattern on, nothing is answered
+        self.silence: str | None = None  # from the first request with this pattern on, nothing is answered
         self.is_silent = False
         self.end_of_silence = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
@@ -70,7 +70,7 @@ class HubServer:
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def write(self, repo_id: str, files: dict[str, bytes], branch: str = "main") -> None:
-        """As a person would, in a commit of its own."""
+        """Writes files as a person would, in a commit of their own."""
         repository = self.repositories.setdefault(repo_id, HubRepository())
         tree = repository.branches.get(branch, repository.branches["main"])[-1].tree
         repository.commit(branch, "By hand", {**tree, **files})
@@ -80,12 +80,12 @@ class HubServer:
         return {path: content for path, content in tree.items() if path != ".gitattributes"}
 
     def everything(self) -> dict[tuple[str, str], dict[str, bytes]]:
-        """Files by repository and branch."""
+        """The files of all repositories and branches, by (repository, branch)."""
         branches = [(name, branch) for name, repository in self.repositories.items() for branch in repository.branches]
         return {(name, branch): self.files(name, branch) for name, branch in branches}
 
     def asked(self, pattern: str) -> int:
-        """How many requests match."""
+        """How many requests match a pattern."""
         return sum(re.search(pattern, request) is not None for request in self.requests)
 
 
@@ -136,11 +136,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _route(self, parts: list[str]) -> Any:
-        """What is answered: a body, or a status and a body. A KeyError is for what does not exist."""
+        """Returns the answer: a body, or a status and a body. Raises KeyError for what does not exist."""
         hub = self.hub
         asked = json.loads(self.body) if self.body and "commit" not in parts else {}
         match self.command, parts:
-            case "HEAD", [""]:  # is anybody there?
+            case "HEAD", [""]:  # asks whether the server is there
                 return {}
             case _ if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 return 401, {"error": "Invalid credentials in Authorization header"}
@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
                     return 409, {"error": "Reference already exists"}
                 repository.branches[name] = [repository.find(asked["startingPoint"])]
                 return {}
-            case ["preupload", revision]:  # all by git itself, so that no storage is asked
+            case ["preupload", revision]:  # git takes all files, so that no other storage is needed
                 tree = repository.find(revision).tree
                 return {"files": [self._mode(tree.get(file["path"]), file["path"]) for file in asked["files"]]}
             case ["commit", branch]:
@@ -214,9 +214,9 @@ def hub(monkeypatch):
     """A running [`HubServer`] in place of the Hub, where maria is logged in."""
     server = HubServer()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    # Both were made of ENDPOINT at import.
+    # This endpoint and the template below were made from ENDPOINT at import.
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.endpoint)
-    # The client that transformers keeps has the ENDPOINT of its first call.
+    # transformers keeps a client with the ENDPOINT of its first call.
     monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -32,7 +32,7 @@ REPORT = {
 
 
 def parts(card):
-    """Front matter as values, and the body."""
+    """The parsed front matter of a card, and its body."""
     _, front_matter, body = card.split("---\n", 2)
     return yaml.safe_load(front_matter), body
 
@@ -46,7 +46,7 @@ def evaluated(own, compared=()):
 
 
 def bare():
-    """The record of a user's own script with a dataset that is no block file: only training arguments are known."""
+    """The record of a user's own script with a dataset that is no block file. Only training arguments are known."""
     record = run_record(metrics={}, curves=[], data={"train": {}}, command="")
     record.arguments = {"training": record.arguments["training"]}
     return record
@@ -76,8 +76,8 @@ def test_every_card_has_front_matter_for_the_hub_and_no_gaps_empty_sections_or_u
         metadata, body = parts(card)
         assert ModelCard(card).data.to_dict() == metadata
         assert "hf-electra-rtd" in metadata["tags"]
-        assert "git clone" not in card  # there is no address
-        assert not re.search(r"pip install (?!-e \.)", card)  # the package is in no index
+        assert "git clone" not in card  # the repository has no public address
+        assert not re.search(r"pip install (?!-e \.)", card)  # the package is on no index
         assert body.startswith("\n# electra-tiny\n")
         assert ("not stated" in body) or metadata["license"] == "apache-2.0"
         assert not re.search(r"needed\]|TODO|\bNone\b|\bnan\b|\{%|Undefined|\(\)", parts(card)[1].split("```")[0])
@@ -89,7 +89,7 @@ def test_every_card_has_front_matter_for_the_hub_and_no_gaps_empty_sections_or_u
             assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1, table
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft's use of transformers
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # raised by peft
 @pytest.mark.parametrize("adapter", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_code_of_a_fine_tuned_card_runs(kind, adapter, tokenizer, tmp_path, capsys):
@@ -149,7 +149,7 @@ def test_each_metric_and_split_on_the_hub_has_its_entry():
 
 
 def cautions(body):
-    """The tasks that the list of cautions names, each as often as it has one."""
+    """The task of each entry in the list of cautions."""
     listed = body.partition("### After fine-tuning")[2].partition("\n## ")[0]
     return re.findall(r"^- (\w+):", listed, re.MULTILINE)
 
@@ -164,7 +164,7 @@ def test_weak_scores_are_called_weak():
         *runs("rte", (0.6,)),
     ]
     strong = [*runs("cola", (0.5, 0.5), metric="matthews"), *runs("mrpc", (0.85, 0.85), **always)]
-    # All the same; no better than random weights and than the most frequent label; one run.
+    # cola: constant predictions; mrpc: no better than random weights, nor than the most frequent label; rte: one run.
     assert cautions(evaluated(weak, compared=random)[1]) == ["cola", "mrpc", "mrpc", "rte"]
     assert cautions(evaluated(strong, compared=random)[1]) == []
 

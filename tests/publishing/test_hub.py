@@ -27,7 +27,7 @@ def titles(hub, branch="main"):
     return [commit.title for commit in hub.repositories[DISCRIMINATOR].branches[branch]]
 
 
-# ---- One commit, repeated without harm ----
+# ---- One commit, and repeated pushes ----
 
 
 def test_weights_and_card_are_one_private_commit_and_a_repeated_push_makes_no_other(weights, hub):
@@ -50,7 +50,7 @@ def test_files_of_a_model_that_are_gone_are_deleted_and_those_of_others_stay(wei
     assert hub.files(DISCRIMINATOR).keys() == {"README.md", "config.json", "model.safetensors", *others}
 
 
-# ---- Refusals, before a file is sent ----
+# ---- Refusals before any file is sent ----
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_who_may_not_write_is_refused(repo_id, token, names, is_there, weights, 
 
 
 def test_what_people_write_around_our_sections_of_a_card_stays(weights, hub, caplog):
-    """Without force, beside files of theirs, and at every later push."""
+    """It stays without `force`, beside files of theirs, and at every later push."""
     old, new = (mark(f"---\nlicense: {name}\n---\n# {name}\n") for name in ("mit", "apache-2.0"))
     ours = Repository(DISCRIMINATOR, {"README.md": old.encode(), "model.safetensors": weights}, RUN)
     publish([ours])
@@ -150,7 +150,7 @@ def test_an_edit_during_the_upload_is_not_overwritten(weights, hub):
     assert hub.files(DISCRIMINATOR) == {"README.md": b"# By hand\n"}
 
 
-# ---- A Hub that fails ----
+# ---- Failures of the Hub ----
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The committed cards and tables say what their committed records say."""
+"""The committed cards and tables agree with the committed records."""
 
 import re
 from pathlib import Path
@@ -33,6 +33,6 @@ def test_cards_and_the_page_of_results_hold_the_figures_of_the_records(model):
         places = [path for name in ("final", "compared") for path in (model / "evaluations").glob(name)]
         table = results_table(read_evaluations(places).values())
         figures = [line.partition(" | ")[2] for line in table.splitlines() if re.match(r"\|.*\d\.\d", line)]
-        assert figures  # rows without the name of the model
+        assert figures  # the rows, without the name of the model
         for text in (cards["discriminator"], (ROOT / "docs/background/results.md").read_text(encoding="utf-8")):
             assert [figure for figure in figures if figure not in text] == []

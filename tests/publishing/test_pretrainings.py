@@ -12,7 +12,7 @@ from tests.publishing.card_records import RUN, evaluation_record, run_record
 
 
 def seeded(seed, auc=0.7, data=None, curves=None, **options):
-    """A run with a seed, which drew the documents to hold out, too."""
+    """The record of a run with a seed, which also drew the held-out documents."""
     headers = copy.deepcopy(PretrainingRecord.load(RUN).data)
     for header in headers.values():
         header["recipe"]["seed"] = seed
@@ -31,7 +31,7 @@ OTHER_FILE = [{"name": "novels.txt", "sha256": "1" * 64, "weight": 1.0}]
     [
         ({}, ["rtd"]),
         ({"training": {"logging_steps": 7, "output_dir": "elsewhere"}}, ["rtd"]),
-        ({"model": {"document_attention": False}}, ["rtd"]),  # which the others do not have
+        ({"model": {"document_attention": False}}, ["rtd"]),  # the other records have no such field
         ({"training": {"learning_rate": 0.001}}, ["rtd (learning_rate 0.0005)", "rtd (learning_rate 0.001)"]),
         ({"model": {"sharing": "none"}}, ["rtd (sharing embeddings)", "rtd (sharing none)"]),
         ({"objective": "electric"}, ["rtd", "electric"]),
@@ -50,14 +50,14 @@ def test_runs_are_pooled_if_they_are_equal_but_for_their_seed_and_named_by_what_
     assert [each.seeds for each in pooled] == ([[1, 2, 3]] if len(names) == 1 else [[1, 3], [2]])
     assert all(each.name.startswith(name) for each, name in zip(pooled, names, strict=True))
     caption = pretraining_table(pooled).partition("\n\n")[2]
-    for what in ("data", "tokenizer"):  # losses of such rows do not compare
+    for what in ("data", "tokenizer"):  # losses of such rows cannot be compared
         assert (f"differ in their {what}" in caption) == (what in change.get("data", {}) or f"({what}" in names[-1])
     assert ("novels.txt" in caption) == ("sources" in change.get("data", {}))
 
 
 def test_a_row_is_the_mean_with_its_interval_by_students_t():
     first, second = pool([seeded(1, 0.6), seeded(2, 0.8), seeded(1, 0.9, objective="electric")])
-    assert mean_and_interval([0.6, 0.8]) == pytest.approx((0.7, 12.7062047362 * 0.1))  # the quantile of a table
+    assert mean_and_interval([0.6, 0.8]) == pytest.approx((0.7, 12.7062047362 * 0.1))  # the quantile is from a table
     assert np.isnan(mean_and_interval([0.9])[1])
     rows = [line.split(" | ") for line in pretraining_table([first, second]).split("\n")[:4]]
     place = rows[0].index("AUC")
@@ -76,7 +76,7 @@ def test_the_picture_shows_the_mean_of_the_seeds_over_tokens_and_its_interval(tm
     main([str(tmp_path), "--picture", str(tmp_path / "curves.png")])
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     (tokens, means), (_, low, high) = drawn
-    assert tokens == pytest.approx([0.2, 0.4])  # where both were evaluated
+    assert tokens == pytest.approx([0.2, 0.4])  # only steps at which both were evaluated
     assert means == pytest.approx([0.6, 0.7])
     assert np.subtract(high, low) == pytest.approx(2 * 12.7062047362 * 0.1)
 
@@ -97,7 +97,7 @@ def test_the_picture_of_scores_has_a_curve_for_each_directory_with_its_intervals
     monkeypatch.setattr(Axes, "legend", lambda axis: None)
     for name, of_pretraining, seed, tokens, score in (
         ("rtd", 1, 42, 39_350_100, 0.5),
-        ("rtd", 1, 43, 39_350_100, 0.7),  # the mean of these is one of two values
+        ("rtd", 1, 43, 39_350_100, 0.7),  # the mean of these two runs is one value
         ("rtd", 2, 42, 39_349_900, 0.8),  # a last pass over other sequences has a few other tokens
         ("rtd", 1, 42, 2_460_000, 0.4),
         ("mlm", 1, 42, 39_320_000, 0.3),
@@ -113,7 +113,7 @@ def test_the_picture_of_scores_has_a_curve_for_each_directory_with_its_intervals
     assert (tokens, means) == ([2_460_000, 39_349_900], pytest.approx([0.4, 0.7]))
     assert high[1] - low[1] == pytest.approx(2 * 12.7062047362 * 0.1)
     assert mlm == [[39_320_000], [0.3]]
-    assert of_mlm[1:] == [pytest.approx([0.27]), pytest.approx([0.32])]  # one run alone: over its examples
+    assert of_mlm[1:] == [pytest.approx([0.27]), pytest.approx([0.32])]  # of a single run: its interval over examples
 
 
 def test_a_directory_with_both_kinds_of_runs_gets_both_tables(tmp_path, capsys):
@@ -127,5 +127,5 @@ def test_a_directory_with_both_kinds_of_runs_gets_both_tables(tmp_path, capsys):
     with pytest.raises(ValueError, match="misspelt"):
         main([str(tmp_path), str(tmp_path / "misspelt")])
     (tmp_path / PretrainingRecord.FILE).unlink()
-    with pytest.raises(ValueError, match="tokens"):  # of a model that nothing is known about
+    with pytest.raises(ValueError, match="tokens"):  # nothing is known about the pre-training
         main([str(tmp_path), "--picture", str(tmp_path / "scores.png")])

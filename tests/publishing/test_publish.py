@@ -1,4 +1,4 @@
-"""The command, from finished runs to repositories, and back into another process."""
+"""The `publish` command: from finished runs to repositories, and from a card back to its run."""
 
 import dataclasses
 import json
@@ -25,8 +25,8 @@ PLANTED = "hf_" + "x" * 34
 
 @pytest.fixture(scope="module")
 def finished(finished_run, tmp_path_factory):
-    """`run`, a pre-training; `tuned`, its discriminator fine-tuned with two seeds; `halfway`, the same for the export
-    at half of the run; `adapted`, adapters for it."""
+    """A directory with `run`, a pre-training; `tuned`, its discriminator fine-tuned with two seeds; `halfway`, the
+    discriminator at half of the run fine-tuned, with no model kept; and `adapted`, adapters for the discriminator."""
     directory = tmp_path_factory.mktemp("runs")
     shutil.copytree(finished_run, directory / "run")
     flags = {**review_flags(directory), "benchmark": "own", "language": "en", "max_steps": 2}
@@ -54,7 +54,7 @@ def card(hub, repo_id, branch="main"):
     return ModelCard(hub.files(repo_id, branch)["README.md"].decode())
 
 
-# ---- What is published ----
+# ---- Published files ----
 
 
 def test_a_push_sends_what_a_dry_run_lists_and_is_completed_by_the_same_command(runs, hub, capsys):
@@ -132,7 +132,7 @@ def test_evaluations_are_of_this_model(runs, hub):
     ]
     assert with_results == [(DISCRIMINATOR, "main")]
     record = EvaluationRecord.load(runs / "halfway/reviews/seed_42")
-    model = {**record.model, "sha256": None, "name_or_path": DISCRIMINATOR}  # evaluated from the Hub
+    model = {**record.model, "sha256": None, "name_or_path": DISCRIMINATOR}  # as if evaluated from the Hub
     dataclasses.replace(record, model=model).save(runs / "halfway/reviews/seed_42")
     assert send(runs / "run", "--evaluations", halfway) == 0
 
@@ -151,7 +151,7 @@ def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, m
         assert (tmp_path / "again" / path).read_bytes() == (finished_run / path).read_bytes()
 
 
-# ---- What must not leave ----
+# ---- Private data ----
 
 
 def test_nothing_private_leaves(runs, hub):

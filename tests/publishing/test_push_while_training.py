@@ -16,7 +16,7 @@ from tests.training.test_trainer import make_trainer
 
 @pytest.fixture
 def flags(corpus, tmp_path, monkeypatch):
-    """Those of `finished_run`, and to publish what comes of it."""
+    """The flags of `finished_run`, and flags that publish its results."""
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
     flags = pretraining_flags(tmp_path, corpus, tmp_path / "run")
     publishing = ["--push_to_hub", "True", "--hub_model_id", PREFIX, "--license", "mit"]
@@ -83,7 +83,7 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_a_later_push(
     (model,) = (tmp_path / "tuned").glob("reviews/*/model/model.safetensors")
     assert hub.files(f"{PREFIX}-reviews")["model.safetensors"] == model.read_bytes()
     assert run_finetune(**flags) == 0
-    assert hub.asked(COMMIT) == 1  # the same push
+    assert hub.asked(COMMIT) == 1  # the repeated push made no commit
     with pytest.raises(ValueError, match="lab/tiny-reviews"):
         run_finetune(**flags, overwrite_output_dir=True)
     assert model.exists()

@@ -17,7 +17,7 @@ OTHER = {"model": {"name_or_path": "other", "sha256": "0" * 64, "tokenizer": "1"
 
 
 def cells(records, published=False):
-    """The table as rows of cells, and its caption."""
+    """The table of results as rows of cells, and its caption."""
     table, _, caption = results_table(records, published).partition("\n\n")
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")]
     return [lines[0], *lines[2:]], caption
@@ -77,7 +77,7 @@ def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_di
     assert (first.main, second.main) == ([0.5], [0.6, 0.7])
     assert difference in second.model
     assert not re.search(r" \)|-1|null", first.model)  # what is not set is not named
-    assert ("weights" in second.model) == difference.startswith("weights")  # nor what other names say
+    assert ("weights" in second.model) == difference.startswith("weights")  # nor is what the other names tell
     assert second.model.replace(difference, "") != first.model != second.model
 
 
@@ -136,7 +136,7 @@ TWO_DEV_SPLITS = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy
 @pytest.mark.parametrize(
     ("records", "last_column", "told"),
     [
-        (OURS + THEIRS, ["avg", "80.0", "60.0"], "avg: over mrpc, rte."),  # which every model has
+        (OURS + THEIRS, ["avg", "80.0", "60.0"], "avg: over mrpc, rte."),  # every model has both
         (OURS + THEIRS[:1], None, ""),
         ([*OF_DIFFERENT_EXAMPLES, *OURS[:1], *OURS[2:]], ["avg", "70.0"], "avg: over cola, mrpc."),  # no task twice
         ([evaluation_record("mnli", metrics=TWO_DEV_SPLITS), *OURS[1:2]], ["avg", "75.0"], "mnli: on dev_matched."),
@@ -163,7 +163,7 @@ def test_models_of_the_same_size_stand_beside():
     assert float(google[4]) == pytest.approx((56.8 + 68.5) / 2, abs=0.051)
     assert "Google ELECTRA-Small-OWT: google-research/electra" in caption
     lacking = next(row for row in rows if row[0].endswith("by lonePatient"))
-    assert lacking[-1] == ""  # it has no figure of rte
+    assert lacking[-1] == ""  # it has no figure for rte
     assert not any("ELECTRA-Base" in row[0] for row in rows)
     for benchmark, size in (("own", "small"), ("glue", "pico"), ("glue", "small-ex")):  # nothing is published
         assert len(cells(runs(benchmark=benchmark, model={"size": size}, scores=(0.9,)), published=True)[0]) == 2
@@ -173,7 +173,7 @@ def test_models_of_the_same_size_stand_beside():
 
 
 def saved(tmp_path, *records):
-    """Their directories."""
+    """Saves records, and returns their directories."""
     for number, record in enumerate(records):
         (tmp_path / str(number)).mkdir()
         record.save(tmp_path / str(number))

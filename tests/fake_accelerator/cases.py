@@ -1,9 +1,9 @@
-"""Whole runs of the trainers and commands on the fake device, in a process of its own:
+"""Whole runs of the trainers and commands on the fake device, in a process of their own. The command
 
     PYTHONPATH=benchmarks FAKE_ACCELERATOR=shim.so python -m tests.fake_accelerator.cases DIRECTORY [REGEX]
 
-writes `outcomes.json`: of each case what was noted, as (phase, kind, what, times), and how it failed. The phases of a
-run are `begin` (and its end), `step`, `log` and `evaluation`.
+writes `outcomes.json`, with what was noted in each case, as (phase, kind, what, times), and its error, if any. The
+phases of a run are `begin` (also for its end), `step`, `log` and `evaluation`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SPECIAL = {"special_token_ids": (2, 3, 4)}
 
 @dataclasses.dataclass
 class Run:
-    """A run of `RTDTrainer`: the options of its pair and its arguments, its sequences, and what is done to it."""
+    """A run of `RTDTrainer`: the options of its pair, its arguments, its sequences, and a change to its model."""
 
     pair: dict[str, Any] = dataclasses.field(default_factory=dict)
     args: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -111,7 +111,7 @@ def blocks(packing: str) -> Any:
 
 
 def combinations() -> Iterator[tuple[str, Run]]:
-    """Every objective, generator and way of sharing that go together, each way of masking in turn."""
+    """Yields every valid combination of objective, generator and sharing. The kinds of masking take turns."""
     masks = itertools.cycle(MASKING)
     for objective, generator, sharing in itertools.product(OBJECTIVES, GENERATORS, SHARING):
         options = {"objective": objective, "generator": generator, "sharing": sharing}
@@ -166,7 +166,7 @@ def pretrain(run: Run, device: FakeAccelerator) -> None:
 
 
 def watch(trainer: Any, device: FakeAccelerator) -> Any:
-    """A trainer with names for its phases."""
+    """Makes the methods of a trainer tell the device the phase, and returns the trainer."""
     phases = {"train": "begin", "_run_epoch": "step", "_maybe_log_save_evaluate": "log", "evaluate": "evaluation"}
     for name, phase in phases.items():
         setattr(trainer, name, partial(_during, device, phase, getattr(trainer, name)))
@@ -320,8 +320,8 @@ def correct(device: FakeAccelerator) -> str:
 
 
 def compare_with_float64(device: FakeAccelerator) -> None:
-    """The first part of the script for a GPU. It finds every number wrong, as there are none; `waits` and `race` ask
-    for more of CUDA than is pretended."""
+    """Runs the first part of benchmarks/on_gpu.py. It finds every number wrong, as fake tensors have no values. The
+    parts `waits` and `race` need more of CUDA than is pretended."""
     with patch.object(on_gpu, "TRAINED_STEPS", STEPS), contextlib.redirect_stdout(io.StringIO()):
         on_gpu.main(["--only", "correctness", "--size", "tiny", "--out", str(WORK)])
 
@@ -366,7 +366,7 @@ def main() -> None:
     pretend()
     datasets.disable_progress_bars()
     datasets.config.HF_DATASETS_CACHE = WORK / "datasets"
-    gc.freeze()  # the trainers collect garbage
+    gc.freeze()  # the trainers collect garbage in every run, which is faster without the imports
     chosen = {name: case for name, case in CASES.items() if re.search((*sys.argv, "")[2], name)}
     (WORK / "outcomes.json").write_text(json.dumps({name: outcome(case) for name, case in chosen.items()}))
 

@@ -1,14 +1,14 @@
 # ruff: noqa: E402  # libraries are loaded before torch
-"""A device `cuda` without a GPU: tensors on the CPU are real, those on `cuda` are fake, which have no values.
+"""A device `cuda` without a GPU. Tensors on the CPU are real; tensors on `cuda` are fake and have no values.
 
-What would be slow or wrong on a GPU is noted, with the line of ours that asked for it:
+Operations that would be slow or wrong on a GPU are noted, with the line of this project that caused them:
 
-    mixed  an operation is given a tensor of the CPU beside those of the device
+    mixed  an operation gets a tensor of the CPU together with tensors of the device
     wait   the host reads a number of the device, or a shape depends on one
-    copy   to the device, but not `non_blocking` from pinned memory
+    copy   a copy to the device is not `non_blocking` from pinned memory
 
-Kernels do not run: whether one exists for a type, what it computes and how fast it is remains open. A number that is
-read is 1. Import this before torch, which asks for CUDA once: `shim.cpp` answers.
+Kernels do not run, so this cannot tell whether one exists for a type, what it computes and how fast it is. A number
+that is read is always 1. Import this module before torch, which asks for CUDA only once; `shim.cpp` answers.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _INDEXING = ("index", "index_put", "index_put_")
 
 
 def pretend() -> None:
-    """Has torch, transformers and accelerate believe in the device."""
+    """Makes torch, transformers and accelerate believe that the device exists."""
     answers = {"is_available": True, "device_count": 1, "current_device": 0, "is_bf16_supported": True}
     answers |= {"is_current_stream_capturing": False, "set_device": None, "synchronize": None, "empty_cache": None}
     answers |= {"manual_seed_all": None, "_lazy_init": None, "get_device_name": "fake", "is_initialized": False}
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
-    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes its tensor on the CPU, and copies it
+    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes a tensor on the CPU and copies it
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
-    # They spare fake tensors the reads that real ones get.
+    # These modules take fake tensors for tracing, in which they skip reads of the device.
     for module in (transformers.masking_utils, transformers.modeling_attn_mask_utils, transformers.modeling_utils):
         module.is_tracing = lambda tensor=None: False
-    # Tensors that are pinned bear a mark.
+    # Pinned tensors are marked by an attribute.
     torch.Tensor.pin_memory = _pin
     torch.Tensor.is_pinned = lambda self, *args: hasattr(self, "pinned")
     nn.Module.to = _to
@@ -74,7 +74,7 @@ _stock_to = nn.Module.to
 
 
 def _to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """Fake parameters and buffers in place of the real ones; ties stay, and whatever else a module holds."""
+    """Moves a module to the device: fake parameters and buffers replace the real ones. Ties and all else stay."""
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
     if device is None or device.type != "cuda":
         return _stock_to(module, *args, **kwargs)
@@ -93,7 +93,7 @@ def _to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 class FakeAccelerator(TorchDispatchMode):
-    """Active, `cuda` is there. `noted` counts (phase, kind, what)."""
+    """While this mode is active, the device `cuda` exists. `noted` counts (phase, kind, what)."""
 
     def __init__(self) -> None:
         super().__init__()

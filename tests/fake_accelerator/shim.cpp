@@ -1,5 +1,5 @@
-// What torch's CPU build lacks to trace whole steps on fake tensors of "cuda": a device guard, hooks, and the choice of
-// an attention kernel. Nothing here computes.
+// The parts that torch's CPU build lacks for tracing whole steps on fake tensors of the device "cuda": a device guard,
+// hooks, and the choice of an attention kernel. Nothing here computes.
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>

@@ -1,7 +1,7 @@
-"""What a GPU would see of whole runs: no mixed devices, no wait in a step, no copy but the batch's.
+"""Whole runs as a GPU would see them: no operation mixes devices, no step waits, and only the batch is copied.
 
-What fake tensors cannot show: that a kernel exists for a type, numbers, speed. What they cannot do stands beside its
-test: a sparse `index_select` (the bigram generator), a gradient scaler (float16), files of their values (checkpoints).
+Fake tensors cannot show whether a kernel exists for a type, what it computes, or how fast it is. They cannot be used
+with a sparse `index_select`, with a gradient scaler (float16), or in files of their values (checkpoints).
 """
 
 import json
@@ -16,16 +16,16 @@ import pytest
 import torch
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # of all cases, on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # for all cases on a busy machine
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LOGGED = 3  # the loss, the norm of the gradients, the meters
-BATCHES = 4  # of a run of fine-tuning
+LOGGED = 3  # waits of a log: for the loss, the gradient norm and the meters
+BATCHES = 4  # in a run of fine-tuning
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What was noted of each case of `cases.py`, in a process of its own: torch asks for CUDA once."""
+    """The outcome of each case of `cases.py`, run in a process of its own because torch asks for CUDA only once."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("The fake device needs a compiler of C++ (g++).")
@@ -42,7 +42,7 @@ def outcomes(tmp_path_factory):
 
 
 def noted(outcomes, kind, *phases, cases=("pretrain", "finetune")):
-    """How often something was noted in each case, of those in which it was."""
+    """How often an event of this kind was noted in each case, without cases that have none."""
     counts = Counter()
     for name, outcome in outcomes.items():
         for phase, of_kind, _, times in outcome["noted"]:
@@ -62,8 +62,8 @@ def test_nothing_mixes_devices(outcomes):
 
 
 def test_no_step_waits_for_the_device(outcomes):
-    """But ConvBERT's, and those of stock models that are fine-tuned: each forward pass reads whether there is padding,
-    ModernBERT's once for each kind of layers."""
+    """Except steps of ConvBERT and of stock models that are fine-tuned. Each of their forward passes reads whether
+    there is padding; ModernBERT's does so once for each kind of layer."""
     waits = noted(outcomes, "wait", "step")
     stock = {name: BATCHES for name in outcomes if name.startswith("finetune")}
     stock["finetune tagging, modernbert"] = 2 * BATCHES
@@ -80,7 +80,7 @@ def test_a_log_waits_for_the_loss_the_norms_and_the_meters(outcomes):
 
 
 def test_a_step_copies_nothing_but_its_batch_which_is_pinned_and_not_waited_for(outcomes):
-    """But a number of DeBERTa's, in each forward pass, and weights of classes."""
+    """Except a number in each forward pass of DeBERTa, and the weights of classes."""
     copies = noted(outcomes, "copy", "step", "log")
     deberta = {name: 4 for name in outcomes if name.startswith("pretrain family deberta")}  # two steps, two networks
     assert copies == {**deberta, "finetune class weights": BATCHES}

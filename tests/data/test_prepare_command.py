@@ -79,7 +79,7 @@ def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, token
         ([], tokenizer, r"nothing to train on.*--train_files.*--train_datasets"),
         ([made.path], tokenizer, "prepared with --max_seq_length 32, not 64"),
         ([made.path], load_tokenizer(str(tmp_path / "vocab.txt")), r"another tokenizer.*--tokenizer"),
-        ([made.path, str(corpus)], tokenizer, "only source, but there are 2"),
+        ([made.path, str(corpus)], tokenizer, "must be the only source, but 2 are named"),
     ):
         with pytest.raises(ValueError, match=message):
             get_sequences(DataArguments(files), replace(RUN, max_seq_length=64), tmp_path, tokenizer_)

@@ -139,7 +139,7 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
         caplog.clear()
         assert find_files(str(tmp_path / pattern)) == [str(tmp_path / name) for name in found.split()]
         assert caplog.messages == [
-            f"Passed over, for they are no texts: {', '.join(str(tmp_path / name) for name in passed.split())}."
+            f"Passed over, because they are not text: {', '.join(str(tmp_path / name) for name in passed.split())}."
         ] * bool(passed)
     for wrong, message in (("[xo]*/*/*.txt", "No file matches"), ("deep/*.pdf", r"c\.pdf is neither text nor")):
         with pytest.raises(ValueError, match=message):

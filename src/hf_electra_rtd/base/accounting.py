@@ -1,9 +1,9 @@
 """The cost of a model and of a run: parameters, floating-point operations (FLOPs), and readable times.
 
-FLOPs are those of matrix products. Embeddings are look-ups and cost none; a backward pass costs two forward passes.
-FLOPs divided by the time and by the peak FLOP/s of the device give the share of the hardware that was used (PaLM,
-arXiv 2204.02311, appendix B). For families with BERT's layers, formulas give the FLOPs; for other families, a forward
-pass of the stock model on tensors without data does.
+Only the FLOPs of matrix products count. Embeddings are look-ups and cost none; a backward pass costs two forward
+passes. FLOPs divided by the time and by the peak FLOP/s of the device give the share of the hardware that was used
+(PaLM, arXiv 2204.02311, appendix B). For families with BERT's layers, formulas give the FLOPs; for other families, a
+forward pass of the stock model on tensors without data does.
 
 Every computation counts: towers that share tensors both count, because both run, and a frozen generator has no
 backward pass.

@@ -207,7 +207,7 @@ class ExportRecord(_Record):
 
     command: str  # as typed
     finished: str  # UTC, ISO 8601
-    name: str  # `detector`, `generator`, or the name of the task
+    name: str  # `detector`, `generator`, `discriminator`, or the name of the task
     kind: str  # `detector`, `generator`, or a key of `finetuning.kinds.KINDS`
     model: dict[str, Any]  # what was exported: `name_or_path`, `sha256` (null if not a directory), `architecture`
     inputs: list[str]  # int64, (batch, sequence); in multiple choice (batch, choices, sequence)
@@ -227,7 +227,7 @@ class ExportRecord(_Record):
 
     @property
     def int8_loss(self) -> tuple[float, str] | None:
-        """What the int8 graph loses on the rows of a file, in percentage points, and the name of the measure: the main
+        """What the int8 graph loses on the rows of a file, in points of 100, and the name of the measure: the main
         metric or, without labels, the share of predictions that equal torch's. None without such rows."""
         if not self.dev:
             return None

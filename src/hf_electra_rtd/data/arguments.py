@@ -13,7 +13,10 @@ from hf_electra_rtd.data.words import get_segmenter
 
 @dataclass
 class DataArguments:
-    """More about the text."""
+    """More about the text.
+
+    The flags that name text and say how it becomes sequences.
+    """
 
     train_files: list[str] = flag(
         [],

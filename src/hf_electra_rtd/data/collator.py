@@ -26,9 +26,9 @@ from hf_electra_rtd.ops import (
 )
 
 
-# The unit of masking: single tokens (None), or groups of 1, 2, ... words with these probabilities. `ngram` is that of
-# MacBERT (arXiv:2004.13922, section 4); `span` that of SpanBERT (arXiv:1907.10529, section 3.1): geometric with
-# p = 0.2, at most 10 words.
+# What is masked together: single tokens (None), or groups of 1, 2, ... words with these probabilities. `ngram` is that
+# of MacBERT (arXiv:2004.13922, section 4); `span` that of SpanBERT (arXiv:1907.10529, section 3.1): geometric with p =
+# 0.2, at most 10 words.
 _GEOMETRIC = [0.8**length for length in range(10)]
 MASKING: dict[str, tuple[float, ...] | None] = {
     "token": None,
@@ -49,10 +49,10 @@ class DataCollatorForRTD:
     are sampled (google-research/electra pretrain/pretrain_helpers.py, `mask`). A sequence of n < L real tokens uses
     round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100.
 
-    `masking` is the unit of masking: `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10 words, 3.8 on
-    average). The masked tokens of a unit all become [MASK], or all stay. The number of masked tokens does not depend
-    on the unit, so up to two units of a sequence are masked only in part. All units but `token` need to know where
-    words begin: from block files, from a column `word_starts` (a plain Trainer keeps it with
+    `masking` says what is masked together as a group: `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10
+    words, 3.8 on average). The masked tokens of a group all become [MASK], or all stay. The number of masked tokens
+    does not depend on `masking`, so up to two groups of a sequence are masked only in part. All but `token` need to
+    know where words begin: from block files, from a column `word_starts` (a plain Trainer keeps it with
     remove_unused_columns=False), or from WordPiece tokens.
 
     With a seed, masks and samples are a function of the seed, of the `stream_position` of each sequence, which

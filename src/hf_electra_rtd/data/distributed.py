@@ -63,7 +63,7 @@ _ATTEMPTS = 3  # how often a task that is killed is started
 
 
 class ReadTexts(PipelineStep):
-    """Reads files as `prepare` does, with the same checks. Neighboring files that begin within the same 16 MiB of the
+    """Reads files as `prepare` does, with the same checks. Neighbouring files that begin within the same 16 MiB of the
     text are one part. Raises ValueError for a file that is named twice."""
 
     name = "Texts"
@@ -373,7 +373,7 @@ def _run_here(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -
 
 
 def _submit(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
-    """Submits the tasks to Slurm, and a job that writes the indexes after the tasks ended."""
+    """Submits the tasks to Slurm, and a job that writes the indexes when the tasks have ended."""
     log = directory / TASKS_DIRECTORY
     options = dict(arguments.sbatch)
     sizes = {
@@ -423,7 +423,7 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
 
 def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
     """Runs `hf-electra-rtd prepare` with an executor. `arguments` are `PreparationArguments`, `data` `DataArguments`.
-    Returns the directories of shards, and the beginning of the message that tells to train on them. On Slurm, the
+    Returns the directories of shards, and the beginning of the message that says how to train on them. On Slurm, the
     directories are complete only when the jobs have ended.
 
     Raises ValueError, before any work, for requests that an executor does not support; and for tasks that failed (see

@@ -46,8 +46,8 @@ def get_tokenizer(
     checkpoint: str | None = None,
     keeps: bool = True,
 ) -> PreTrainedTokenizerBase:
-    """Returns the first tokenizer that is given: that of `--tokenizer`, of the pre-trained towers (a directory), or of
-    the checkpoint that a run resumes from. If none is given, trains one on the text, and saves it in
+    """Returns the first tokenizer that is given: that of `--tokenizer`, of the pre-trained towers (a directory or Hub
+    id), or of the checkpoint that a run resumes from. If none is given, trains one on the text, and saves it in
     `directory/tokenizer` if `keeps` is true. Raises ValueError if there is neither a tokenizer nor text to train one
     on, or the text cannot be read."""
     named = data.tokenizer or of_towers
@@ -107,7 +107,9 @@ def get_sequences(
         length = arguments.max_seq_length
         if any(source.is_prepared for source in sources):
             if len(sources) > 1:
-                raise ValueError(f"A block file must be the only source, but there are {len(sources)}.")
+                raise ValueError(
+                    f"Prepared blocks must be the only source, but {len(sources)} are named. Leave the others out."
+                )
             if share:
                 logger.warning("Prepared blocks are not split, so nothing is held out. Name --held_out_files.")
             file = open_blocks(sources[0].place, verify=is_main)

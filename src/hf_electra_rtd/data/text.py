@@ -102,7 +102,7 @@ def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
             found.append(Source("the dataset in memory", text_column=text_column, in_memory=rows))
         else:
             kind = type(source).__name__
-            raise TypeError(f"{kind} is no text: pass paths, a datasets.Dataset or {{{text_column!r}: texts}}.")
+            raise TypeError(f"{kind} is not text: pass paths, a datasets.Dataset or {{{text_column!r}: texts}}.")
     return found
 
 
@@ -135,8 +135,8 @@ def find_files(pattern: str) -> list[str]:
     """Returns the sorted files that a path, a directory (searched recursively, without hidden files) or a glob names.
     A directory of shards is returned as it is.
 
-    Passed over with a warning are: what is not a regular file (FIFOs, devices, broken or circular links), in a
-    directory also files of other kinds, and what this program wrote. Raises ValueError if no file is left, or one is
+    These are passed over with a warning: what is not a regular file (FIFOs, devices, broken or circular links); what
+    this program wrote; and, in a directory, files of other kinds. Raises ValueError if no file is left, or one is
     neither text nor prepared blocks, and OSError for a directory that cannot be read.
     """
     if os.path.isdir(pattern):
@@ -158,7 +158,7 @@ def find_files(pattern: str) -> list[str]:
     if passed:
         shown = ", ".join(passed[:_SHOWN])
         more = f" and {len(passed) - _SHOWN:,} more" if len(passed) > _SHOWN else ""
-        warn_once(f"Passed over, for they are no texts: {shown}{more}.")
+        warn_once(f"Passed over, because they are not text: {shown}{more}.")
     kinds = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     for file in files:
         if not file.lower().endswith(kinds):

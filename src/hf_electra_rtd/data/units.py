@@ -45,8 +45,8 @@ def is_word(text: str) -> bool:
 
 
 def may_change(text: str, word: str) -> bool:
-    """Returns whether a word of a text can be corrected. It must be a word of letters; in a text with Chinese
-    characters only these can be, so that the corrected text has as many characters."""
+    """Returns whether a word of a text can be corrected. It must be a word of letters. In a text with Chinese
+    characters, only these can be corrected, so that the corrected text has as many characters."""
     return is_word(word) and is_han(word) == is_han(text)
 
 

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 # The default size is that of the first row with room for the text and its characters.
 _SIZES = ((20_000_000, 8192), (200_000_000, 16_384))  # characters of the text, tokens of the vocabulary
 _LARGEST = 32_768
-# A text is like English if a smaller share of its letters is outside a to z, or in words that are too long. English
-# Wikipedia has 0.14 % such letters; in German, umlauts are 1.8 %.
+# A text is written like English if less than this share of its letters is outside a to z, or in words that are too
+# long. English Wikipedia has 0.14 % such letters; in German, umlauts are 1.8 %.
 _MOST_OTHERS = 0.005
 _LONGEST = 100  # characters of a word; a `BertTokenizer` turns a longer word into [UNK]
 _COVERED = 0.9999  # share of the text that the characters must cover if the vocabulary has no room for all of them

@@ -32,7 +32,7 @@ _UNSPACED = re.compile(f"[{UNSPACED}]")
 def _jieba() -> tuple[Segmenter, str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # jieba is of 2020 and uses deprecated features of Python and setuptools
+            warnings.simplefilter("ignore")  # jieba is from 2020 and uses deprecated features of Python and setuptools
             import jieba
     except ImportError as error:
         raise ValueError(f"word_segmenter=jieba ({error}): pip install -e '.[zh]'") from None
@@ -120,8 +120,8 @@ def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], befo
 
 
 def is_inside(text: str, place: int) -> bool:
-    """Returns whether the character position `place` lies between two letters of a word. It does not beside ideographs
-    and kana, which may be words by themselves."""
+    """Returns whether the character position `place` lies between two letters of a word. This is false beside
+    ideographs and kana, which may be words by themselves."""
     return 0 < place < len(text) and all(
         unicodedata.category(sign)[0] in "LNM" and not _stands_without_spaces(sign)
         for sign in text[place - 1 : place + 1]
@@ -129,7 +129,7 @@ def is_inside(text: str, place: int) -> bool:
 
 
 def _stands_without_spaces(sign: str) -> bool:
-    """Returns whether a character is an ideograph, kana or a wide mark. Hangul is none: Korean has spaces."""
+    """Returns whether a character is an ideograph, kana or a wide mark. Hangul does not count: Korean has spaces."""
     return unicodedata.east_asian_width(sign) in "WF" and not unicodedata.name(sign, "").startswith("HANGUL")
 
 

@@ -58,7 +58,8 @@ def without_head_dropout(tower: nn.Module) -> None:
 @torch.no_grad()
 def with_two_labels(tower: ElectraForPreTraining) -> ElectraForTokenClassification | None:
     """Returns ELECTRA's discriminator as an `ElectraForTokenClassification`. Returns None, with a warning, if its
-    layers are too narrow or its activation f does not have the property  f(x) - f(-x) = x.
+    feed-forward layers are narrower than 3 times `hidden_size`, or its activation f does not have the property
+    f(x) - f(-x) = x.
 
     The stock class has a single linear layer on the encoder; ELECTRA's head is a dense layer, an activation and one
     output. So the model gets one more encoder layer, which computes that head. The attention of this layer adds
@@ -66,8 +67,9 @@ def with_two_labels(tower: ElectraForPreTraining) -> ElectraForTokenClassificati
 
         z = v . f(W (g n + b) + d) + e        -n = -(f(n) - f(-n))
 
-    where -n cancels the residual. Its LayerNorm then reads c, -c, z, -z and zeros, whose variance is 2 (c^2 + z^2) /
-    H. For a large c this is a constant, so that the difference of the outputs for z and -z is z times a constant.
+    where -n cancels the residual. The LayerNorm of the added layer then reads c, -c, z, -z and zeros, whose variance
+    is 2 (c^2 + z^2) / H. For a large c this is a constant, so that the difference of the outputs for z and -z is z
+    times a constant.
     """
     config = copy.deepcopy(tower.config)
     head = tower.discriminator_predictions

@@ -187,9 +187,9 @@ def resize_vocabulary(tower: Any, *sizes: Any) -> None:
 
 
 def choose_head(model: Any, unread: Iterable[str], config: Any) -> bool:
-    """Sets `legacy=False` in `config`, with which a masked language model was loaded, if the tensors that it did not
-    read belong to that head. Released weights of DeBERTa have it, although their configurations do not say so. Returns
-    whether the model must be loaded again."""
+    """Sets `legacy=False` in `config`, with which a masked language model was loaded, if the model left the tensors of
+    the `legacy=False` head unread. Released weights of DeBERTa have this head, although their configurations do not
+    say so. Returns whether the model must be loaded again."""
     if not getattr(model, "legacy", False) or "lm_predictions.lm_head.bias" not in unread:
         return False
     config.legacy = False
@@ -214,9 +214,9 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Any
 
     Token types are left out where their table has fewer than two rows. Position ids are added where the encoder would
     count them from the ids, in which a [PAD] may stand for a word. `document_ids` become masks or, for flash
-    attention, the lengths in `document_offsets`. Two masks keep the host from waiting for a GPU: a mask of ones where
-    the encoder would read the ids for padding, and on a GPU the mask of pairs for padding, as the encoder would read
-    whether there is any.
+    attention, the lengths in `document_offsets`. Two cases keep the host from waiting for a GPU. Without an attention
+    mask, families that would search the ids for padding get a mask of ones. With one, an encoder on a GPU gets the
+    finished mask of pairs, because it would otherwise read whether there is any padding.
     """
     kept: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
@@ -266,7 +266,7 @@ def _takes_masks(config: Any) -> bool:
 
 
 def _document_lengths(documents_BL: Tensor, offsets: Tensor | None) -> dict[str, Any]:
-    """Returns the arguments of a flash kernel for a batch whose rows lie behind each other. The largest length is the
+    """Returns the arguments of a flash kernel for a batch whose rows are concatenated. The largest length is the
     one that a document may have: to read the actual one, the host would wait for the device."""
     if offsets is None:
         raise ValueError("document_ids with flash attention need document_offsets: take those of DataCollatorForRTD.")

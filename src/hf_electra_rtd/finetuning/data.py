@@ -49,9 +49,9 @@ _FLAGS = {
     "metrics": "metrics",
     "unanswerable": "unanswerable",
 }
-# The fields that determine the examples of the user's own task, beside its files.
+# The fields that determine the examples of the user's own task, in addition to its files.
 _FACTS = ("kind", "columns", "id_column", "label_column", "validation_share", "language", "unanswerable")
-# Labels that stand for a missing value; and the most different numbers that pass for classes, not for measurements.
+# Labels that stand for a missing value; and how many distinct whole numbers may be classes, and not measurements.
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
 _MANY_NUMBERS = 20
 _NO_HUB = "Check its name and the connection, or give files instead (data_dir, or your own)."

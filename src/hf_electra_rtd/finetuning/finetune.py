@@ -193,7 +193,8 @@ class _Call:
 
     def run(self) -> int:
         """Runs all tasks with all seeds, and shows the results. Returns the exit status: 0; 1 if a task or publishing
-        failed; 130 after Ctrl-C. A single task's error is raised; with several processes, every error is."""
+        failed; 130 after Ctrl-C. If there is only one task, its error is raised; with several processes, every error
+        is."""
         plan = self.plan
         status = 0
         with ExitStack() as until_the_end:  # it unlocks the directories of the tasks
@@ -237,8 +238,8 @@ class _Call:
 
     @contextmanager
     def _noting_errors(self, job: Job) -> Iterator[None]:
-        """Notes the error of a task, so that the other tasks still run. A single task's error is raised; with several
-        processes, every error is, because all processes must do the same."""
+        """Notes the error of a task, so that the other tasks still run. If there is only one task, its error is
+        raised; with several processes, every error is, because all processes must do the same."""
         try:
             yield
         except Exception as error:

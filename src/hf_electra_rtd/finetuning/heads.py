@@ -60,7 +60,7 @@ def load_with_head(
             pre-training run, or a saved pair. Runs and pairs give their discriminator.
         labels: classes or tags in the order of the outputs; none for a number, answers and choices.
         from_scratch: take the configuration alone, and initialize all weights.
-        unit: of a number: the value that an output of 0 will stand for, and the difference that 1 will stand for.
+        unit: for a model that predicts a number: (mean, deviation); an output x will stand for mean + deviation * x.
         **config_options: fields of the encoder's configuration, such as `hidden_dropout_prob`.
     """
     name, config, tensors = open_encoder(source, weights=not from_scratch)

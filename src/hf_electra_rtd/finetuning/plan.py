@@ -92,7 +92,7 @@ class Job:
 
     task: Task
     kind: Kind
-    settings: dict[str, Any]  # what determines the result beside model, data and seed; `arguments` in records
+    settings: dict[str, Any]  # determine the result with model, data and seed; `arguments` in records
     args: FineTuningArguments  # with everything filled in but seed and output_dir
     splits: dict[str, Split] = field(default_factory=dict)  # by name, `train` first; encoded
     finished: dict[int, EvaluationRecord] = field(default_factory=dict)  # by seed: runs that an earlier call finished
@@ -124,7 +124,7 @@ class Plan:
             tasks = [get_task(flags.benchmark, name) for name in expand_task_names(flags.benchmark, names)]
         # The user gave the test split of their own task to have it predicted.
         self.predicts = flags.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
-        self.jobs = []  # without data: all jobs are checked before any split is loaded
+        self.jobs = []  # without data: all jobs are checked before any split is encoded
         for task in tasks:
             try:
                 self._check(task)

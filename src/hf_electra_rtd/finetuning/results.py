@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MODEL_DIRECTORY = "model"
 MERGED_DIRECTORY = "merged"
 SUBMISSION_DIRECTORY = "submission"
-# What a run writes into its directory, beside its record. `runs` is TensorBoard's.
+# What a run writes into its directory, in addition to its record. `runs` is TensorBoard's.
 _OURS = (
     MODEL_DIRECTORY,
     MERGED_DIRECTORY,
@@ -130,13 +130,13 @@ def finished_record(plan: Plan, job: Job, path: Path) -> EvaluationRecord | None
     ]
     if different:
         raise ValueError(
-            f"{path} is of a run with other settings: {', '.join(different)}. Choose another --output_dir, or delete "
-            "the results with --overwrite_output_dir."
+            f"{path} belongs to a run with other settings: {', '.join(different)}. Choose another --output_dir, or "
+            "delete the results with --overwrite_output_dir."
         )
     lacking = sorted(job.splits.keys() - data.keys())
     if record is not None and lacking:
         raise ValueError(
-            f"{path} is of a run without the split {', '.join(lacking)}. Pass --overwrite_output_dir to train it "
+            f"{path} belongs to a run without the split {', '.join(lacking)}. Pass --overwrite_output_dir to train it "
             "again, or choose another --output_dir."
         )
     return record

@@ -30,7 +30,7 @@ from hf_electra_rtd.finetuning.trainer import layer_heights
 
 logger = logging.getLogger(__name__)
 
-_ROUNDING = 0.01  # the largest allowed rounding error in float32, as a share of the labels' deviation
+_ROUNDING = 0.01  # the largest allowed rounding error in float32, as a share of the labels' standard deviation
 
 
 def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:

@@ -34,9 +34,9 @@ _OF_TASK = ("kind", "columns", "language", "unanswerable")  # the fields that `p
 
 
 def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationRecord:
-    """Runs a task with one seed, saves the results, and returns their record. Training continues from the newest whole
-    checkpoint in `directory`. If there is none that training can continue from, the contents of `directory` are
-    deleted."""
+    """Runs a task with one seed, saves the results, and returns their record. Training continues from the newest
+    complete checkpoint in `directory`. If there is none that training can continue from, the contents of `directory`
+    are deleted."""
     started = utc_now()
     checkpoint = _checkpoint(plan, job, seed, directory)
     args = copy.copy(job.args)
@@ -100,7 +100,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
 
 
 def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None:
-    """The newest whole checkpoint of an interrupted run, if a run can continue from it. Otherwise the main process
+    """The newest complete checkpoint of an interrupted run, if a run can continue from it. Otherwise the main process
     clears the directory; `find_finished` has checked that it is a run's."""
     checkpoint = latest_checkpoint(directory)
     manifest = read_checkpoint(checkpoint, verify=False)[0] if checkpoint else {"files": {}}

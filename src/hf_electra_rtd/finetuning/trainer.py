@@ -118,7 +118,7 @@ class FineTuner(OriginalTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         outputs = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
-        # Processes average their gradients, but the loss is a sum over them.
+        # Processes average their gradients, so each multiplies its part of the summed loss by their number.
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         loss = self.kind.loss(outputs, inputs) * processes / num_items_in_batch
         return (loss, outputs) if return_outputs else loss

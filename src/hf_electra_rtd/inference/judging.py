@@ -43,9 +43,9 @@ class TextArguments:
     )
     output_file: str | None = flag(None, "JSON lines; by default standard output.")
     max_length: int = flag(
-        128, "Sequence length in tokens; longer texts are cut at the ends of sentences.", "[1, inf)"
+        128, "Sequence length in tokens; longer texts are cut, at the ends of sentences if possible.", "[1, inf)"
     )
-    batch_size: int = flag(32, "Batch size.", "[1, inf)")
+    batch_size: int = flag(32, "Number of pieces of texts that are read at a time.", "[1, inf)")
 
 
 TEXT_RULES = (

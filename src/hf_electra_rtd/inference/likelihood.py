@@ -60,7 +60,7 @@ class ScoreArguments:
 
     model: str = required("Run, checkpoint, or masked or causal language model: a directory or a Hub id.")
     texts: list[str] = flag([], "Texts, each in quotes. Without TEXT: the lines of the standard input.", words="TEXT")
-    batch_size: int = flag(32, "Batch size.", "[1, inf)")
+    batch_size: int = flag(32, "Number of texts that are read at a time.", "[1, inf)")
     pairs: str | None = flag(None, "Pairs of sentences to judge: .jsonl or .tsv, or their directory.")
     max_pairs: int | None = flag(None, "Pairs of each paradigm, the first ones.", "[1, inf)")
     within_words: bool = flag(False, "Also mask the rest of the word, to the right (for masked language models).")

@@ -1,4 +1,4 @@
-"""Chooses how to compute something that a CPU computes faster in a way of its own."""
+"""Decides whether a computation takes the way that is faster on a CPU."""
 
 from __future__ import annotations
 

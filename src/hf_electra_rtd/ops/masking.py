@@ -68,7 +68,7 @@ def choose_masked_groups(
     counts_B: np.ndarray,
     num_slots: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws as many distinct positions as `choose_masked_positions`, but in groups of neighboring words. At most two
+    """Draws as many distinct positions as `choose_masked_positions`, but in groups of neighbouring words. At most two
     groups of a sequence are masked only in part, and every candidate of a sequence is equally likely.
 
     A group is a run of words: of 1, 2, ... with the probabilities `run_lengths`. A token that is not a candidate

@@ -50,8 +50,8 @@ class CountedBigram(Measure):
         # The weight of the lower order.
         self._rest = np.where(kinds_of_first > 0, _DISCOUNT * kinds_of_first / np.maximum(self._of_first, 1), 1.0)
         kinds_of_second = np.bincount(seconds, minlength=self._vocab_size)
-        # The lower order of the bigram: the share of distinct pairs that end in a token, plus one so that none is
-        # zero.
+        # The lower order of the bigram: the share of the distinct pairs that end in each token, after one was added to
+        # every count, so that no share is zero.
         self._ends = (kinds_of_second + 1) / (len(self._pairs) + self._vocab_size)
         counts = np.bincount(seconds, self._counts, self._vocab_size) + 1
         # The share of each token in the text, float64 (V,), as if it occurred once more.

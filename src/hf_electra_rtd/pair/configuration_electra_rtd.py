@@ -143,8 +143,8 @@ def derive_generator_config(
     hidden size, and there is one attention head per 64 units. In other families, the feed-forward size and the number
     of heads are the same fraction as the width. These families share embeddings only with a generator of the same
     width, so by default their generator has the full width and half of the layers, as in DeBERTaV3 (arXiv 2111.09543).
-    All other fields are copied. Raises ValueError for sizes that cannot be built or are larger than the
-    discriminator's.
+    All other fields are copied. Raises ValueError for a family without an encoder for masked tokens, and for sizes
+    that cannot be built or are larger than the discriminator's.
     """
     config = discriminator_config
     inner_name = feed_forward_name(config)

@@ -1,14 +1,14 @@
-"""How new networks are initialized: as transformers draws them (`stock`), or with a knowledge of `neighbours`.
+"""How new networks are initialized: as transformers draws them (`stock`), or so that they know `neighbours`.
 
 A transformer with random attention, and with position vectors as large as those of the words, needs thousands of steps
-to find a word's neighbors, or the other places of the word in the sequence. So four things are set before the first
+to find a word's neighbours, or the other places of the word in the sequence. So four things are set before the first
 step:
 
 1. The word table. A bilinear detector is fitted on the training sequences. It detects replaced tokens by two products:
    of the previous token with this one, and of this one with the next. Its vectors become the word table.
-2. The way to the neighbors. A few dimensions that the words leave free hold positions as sines. The first head of each
-   network begins on the previous token, the second on the next. If a projection makes the embeddings narrower, it
-   keeps positions apart from words: the heads could not find them in a mixture.
+2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. The first head of
+   each network begins on the previous token, the second on the next. If a projection makes the embeddings narrower,
+   it keeps positions apart from words: the heads could not find them in a mixture.
 3. The way to the same word. The next head begins on the other places of its own token. The network learns from there
    to compare two sentences.
 4. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all
@@ -46,7 +46,7 @@ _POSITION_SIZE = 16  # dimensions that hold positions: a sine and a cosine for e
 _FREQUENCIES = torch.linspace(0.6, 2.6, _POSITION_SIZE // 2)
 _AMPLITUDE = 0.15  # amplitude of the sines
 _WORD_SCALE = 0.1  # standard deviation of the word table
-_SHARPNESS = 6.0  # of the initial attention to a neighbor
+_SHARPNESS = 6.0  # of the initial attention to a neighbour
 _OTHERS = 0.1  # factor of the other rows of these heads
 _OFFSETS = (-1, 1)  # relative positions of the tokens that the first heads attend to
 _SAME = 8.0  # logit of the initial attention to the same token elsewhere
@@ -124,7 +124,7 @@ def _tables(model: ElectraForRTDPretraining) -> list[Any]:
 
 
 def _readers(model: ElectraForRTDPretraining) -> list[Any]:
-    """The networks with one encoder, which sees both neighbors. A shared encoder occurs once."""
+    """The networks with one encoder, which sees both neighbours. A shared encoder occurs once."""
     towers = [tower for tower in model.towers.values() if not isinstance(tower, TwoTowerForCloze)]
     return list({id(tower.base_model): tower for tower in towers}.values())
 

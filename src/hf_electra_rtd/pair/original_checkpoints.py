@@ -209,7 +209,7 @@ def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
     if size not in MODEL_SIZES:
         raise ValueError(f"There is no model_size {size!r}. Known sizes: {', '.join(MODEL_SIZES)}.")
     if overrides.get("hidden_act", "gelu") != "gelu":
-        raise ValueError("The masked-LM head of `transformers` has no other hidden_act than 'gelu'.")
+        raise ValueError("The masked-LM head of `transformers` supports no other hidden_act than 'gelu'.")
     named = {name: SIZES[size].architecture[name] for name in ("hidden_size", "num_hidden_layers")}
     sizes = {"vocab_size": values["vocab_size"], **named, **overrides}
     width = sizes["hidden_size"]

@@ -99,8 +99,8 @@ class GradientDisentangledSharing(Sharing):
         E_D = sg(E_G) + E_delta
 
     for words and, where they are learned, positions. sg stops the gradient, so the discriminator's loss moves only its
-    own deltas, which begin at zero, and not the generator's tables. The stock tables of the discriminator hold the
-    deltas; `save_towers` adds the generator's tables to them.
+    own differences E_delta, which begin at zero, and not the generator's tables. The stock tables of the discriminator
+    hold the differences; `save_towers` adds the generator's tables to them.
     """
 
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
@@ -114,7 +114,7 @@ class GradientDisentangledSharing(Sharing):
         looked_up = F.embedding(input_ids, words) + discriminator.get_input_embeddings()(input_ids)
         places = inputs_of(discriminator.config, {"input_ids": input_ids, "position_ids": position_ids})
         position_ids = places.get("position_ids", torch.arange(input_ids.shape[1], device=input_ids.device)[None])
-        # The tower adds its own position table, which holds deltas, to whatever embeddings it is given.
+        # The tower adds its own position table, which holds differences, to whatever embeddings it is given.
         for table in positions:
             looked_up = looked_up + F.embedding(position_ids, table)
         return {"inputs_embeds": looked_up}

@@ -78,8 +78,8 @@ def share(name: str, generator: Any, discriminator: Any) -> None:
 def load_tower(
     model_class: type[PreTrainedModel], source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any
 ) -> Any:
-    """Loads a native tower as `load_whole` does, in float32 unless `dtype` is given. A model is returned as it is;
-    ValueError if it is of another class."""
+    """Loads a native tower as `load_whole` does, in float32 unless `dtype` is given. A model is returned as it is.
+    Raises ValueError if it is of another class."""
     if isinstance(source, PreTrainedModel):
         if not isinstance(source, model_class):
             raise ValueError(f"The tower must be {model_class.__name__}, but is {type(source).__name__}.")

@@ -114,7 +114,7 @@ _PAPER = {
     "bias_correction": False,
     "vocab_size": 30522,
 }
-# Flags that name trained networks; and for parts of a run, the flags that name the network that the part began as.
+# Flags that name trained networks; and for some parts of a run, the flags that name the network they started from.
 _SOURCES = ("continue_from", "generator", "discriminator")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
 _DETECTS = ("bare", "detector", "labels")  # kinds of parts (`kind_of`)

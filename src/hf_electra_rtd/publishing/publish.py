@@ -53,7 +53,10 @@ _FORCE = "Replace the model and card of a repository that another run or a perso
 
 @dataclass
 class PretrainingPublication:
-    """More about publishing."""
+    """More about publishing.
+
+    The flags of a command that publishes a pre-training.
+    """
 
     is_new = False  # not a flag; true for a run that replaces another and does not own that one's repositories
     force: bool = flag(False, _FORCE)
@@ -62,7 +65,10 @@ class PretrainingPublication:
 
 @dataclass
 class FineTunedPublication:
-    """More about publishing."""
+    """More about publishing.
+
+    The flags of a command that publishes a fine-tuning.
+    """
 
     force: bool = flag(False, _FORCE)
     base_model: str | None = flag(None, "Hub id of the model that was fine-tuned, if it was a directory.")

@@ -180,7 +180,7 @@ TRAINER_RULES = (
     Rule("deepspeed", "Use FSDP: examples/accelerate_configs/fsdp2.yaml."),
     Rule("save_only_model", "No run could continue from its checkpoints. checkpoint_fractions exports models alone."),
     Rule("save_on_each_node", "A checkpoint is written once, for all nodes."),
-    *(Rule(name, "Pre-training does not support it.") for name in _NOT_HERE),
+    *(Rule(name, "Losses, metrics, stream or checkpoints of a pre-training rule it out.") for name in _NOT_HERE),
     Rule(
         "generator_learning_rate",
         "Other optimizers have one learning rate.",

@@ -43,8 +43,8 @@ _BRIEF = {
 }
 _BRIEF_HELD_OUT = {*_BRIEF, "discriminator_auc", "bigram_auc"} - {"discriminator_recall"}
 _LONGEST_START = 64  # tokens shown of a sequence
-_SCORED_TOKENS = 2048  # of held-out text
-_SENTENCES = 3  # of held-out text that are shown
+_SCORED_TOKENS = 2048  # tokens of held-out text that are scored
+_SENTENCES = 3  # sentences of held-out text that are shown
 _LONGEST_SENTENCE = 18  # tokens
 _LONGEST_TEXT = 150  # columns of a sentence with its marks, before the last word: two lines
 # The verdict on a token and its style, by two facts: the token was replaced, and its score is above 0.5.

@@ -103,7 +103,7 @@ def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -
             raise ValueError(f"--{flag} {source} is where this run writes its results. Choose another --output_dir.")
 
 
-# ---- Where a run goes on ----
+# ---- Where a run continues ----
 
 
 def settle_directory(

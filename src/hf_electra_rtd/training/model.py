@@ -63,7 +63,10 @@ KEPT_RULES = (Rule("continue_from", "They are for a new generator: add --new_gen
 
 @dataclass
 class ModelArguments:
-    """More about the networks."""
+    """More about the networks.
+
+    The flags that choose the networks and how they work together.
+    """
 
     size: str = flag("tiny", f"Architecture and recipe: {', '.join(SIZES)}.")
     model_config: str | None = flag(None, "An architecture of your own: a config.json of a pair, or its directory.")

@@ -63,7 +63,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RunArguments:
-    """More about the run."""
+    """More about the run.
+
+    The flags that say how a run starts.
+    """
 
     dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it would take, and stop.")
     memory_of: str | None = flag(

@@ -300,7 +300,7 @@ class RTDTrainer(OriginalTrainer):
             self.record_facts["started"] = before.get("started", self.record_facts["started"])
         if resume_from_checkpoint or args.world_size > 1:
             # All processes had the same seed, so that they built the same model. Their dropout must differ. A
-            # checkpoint of fewer processes has no random state for this one, which must not repeat the first step's.
+            # checkpoint of fewer processes has no random state for this one, whose numbers must not begin again.
             set_seed((args.seed + state.global_step + args.process_index) % 2**32)
         self._saved = None
         self.stopwatch = meters.Stopwatch(state.log_history)

@@ -35,6 +35,11 @@ WORDS = _WORDS.split()
 VOCABULARY = [*SPECIAL_TOKENS, ".", ",", "!", "?", '"', *WORDS, "##s", "##ing", "##ed"]
 
 
+def pytest_collection_modifyitems(items) -> None:
+    """Puts the tests with the longest time limits first, so that no process ends with such a test alone."""
+    items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
+
+
 def pytest_collection_finish() -> None:
     """Excludes imported objects from garbage collection: the trainers collect in every run, which took 0.5 s each."""
     gc.freeze()

@@ -29,10 +29,18 @@ def count(tmp_path):
     return count
 
 
-def test_the_largest_batch_is_that_of_a_search_one_by_one():
-    for budget in (50, 107, 500.5, 5000):
-        fitting = [size for size in range(1, 1000) if 100 + 7 * size <= budget]
-        assert largest_batch(lambda size: 100 + 7 * size, budget) == max(fitting, default=0)
+@pytest.mark.parametrize("flat", [0, 900], ids=["linear", "the optimizer has the peak of small batches"])
+def test_the_largest_batch_is_that_of_a_search_one_by_one_in_few_steps(flat):
+    for budget in (50, 107, 500.5, 950, 5000):
+        steps = []
+
+        def peak(size, steps=steps):
+            steps.append(size)
+            return max(flat, 100 + 7 * size)
+
+        fitting = [size for size in range(1, 1000) if max(flat, 100 + 7 * size) <= budget]
+        assert largest_batch(peak, budget) == max(fitting, default=0)
+        assert len(set(steps)) <= 13
 
 
 PAIRS = {

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
@@ -68,11 +67,26 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 
 
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
-    """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many."""
+    """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many.
+
+    A peak never falls with more sequences, and is linear in them where activations decide it. So interpolation finds
+    the batch in few steps, and bisection in turn bounds their number."""
+    fits = 0
     too_many = 1
     while peak(too_many) <= budget:
-        too_many *= 2
-    return bisect_right(range(1, too_many), budget, key=peak)
+        fits = too_many
+        too_many *= 8
+    interpolates = True
+    while too_many - fits > 1:
+        share = (budget - peak(fits)) / (peak(too_many) - peak(fits)) if interpolates else 0.5
+        interpolates = not interpolates
+        middle = fits + round(share * (too_many - fits))
+        middle = min(max(middle, fits + 1), too_many - 1)
+        if peak(middle) <= budget:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
 
 
 @contextmanager

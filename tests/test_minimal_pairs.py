@@ -129,7 +129,8 @@ def test_pairs_are_read_from_a_directory_of_all_formats_the_first_of_each_paradi
     rows = [{"sentence_good": f"good {i}", "sentence_bad": f"bad {i}", **names} for i in range(3)]
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (tmp_path / "agreement.tsv").write_text('she "sees\tshe see"\nhe sees\the see\n', encoding="utf-8")
+    table = 'sentence_good\tsentence_bad\nshe "sees\tshe see"\nhe sees\the see\n'
+    (tmp_path / "agreement.tsv").write_text(table, encoding="utf-8")
     (tmp_path / "README.md").write_text("no pairs\n", encoding="utf-8")
     assert len(read_pairs(tmp_path)) == 5
     first = [SentencePair("agreement", "agreement", 'she "sees', 'she see"')]

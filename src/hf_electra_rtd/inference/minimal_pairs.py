@@ -96,7 +96,8 @@ def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentenceP
     A line of `.jsonl` has `sentence_good` and `sentence_bad`. It may have the paradigm (`UID`, or `paradigm`; by
     default the name of the file) and the phenomenon (`linguistics_term`, or `phenomenon`; by default the paradigm).
     These are the names in BLiMP, SLING and ZhoBLiMP. A line of `.tsv` is the acceptable sentence, a tab, and the other
-    sentence. Raises ValueError, with file and line, for anything else, and if there are no pairs."""
+    sentence; a header `sentence_good`, tab, `sentence_bad` is no pair. Raises ValueError, with file and line, for
+    anything else, and if there are no pairs."""
     pairs: list[SentencePair] = []
     counts: Counter[str] = Counter()
     for file in _files_of(Path(path)):
@@ -107,6 +108,8 @@ def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentenceP
                 sentences = [row[name] for name in _COLUMNS]
                 if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
                     raise ValueError("a sentence is not a text, or is empty")
+            if sentences == list(_COLUMNS):
+                continue  # the header of a .tsv
             pair = SentencePair(paradigm, phenomenon, *sentences)
             counts[paradigm] += 1
             if max_pairs is None or counts[paradigm] <= max_pairs:

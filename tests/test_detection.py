@@ -108,6 +108,9 @@ def test_a_detector_moves_probabilities_to_the_rate_of_errors(model, tokenizer):
     assert [share for _, _, share in result["tokens"]] == pytest.approx(expected, rel=1e-5)
     assert result["errors"] == [word for word in result["tokens"] if word[2] > threshold * 1.001]
     assert len(result["errors"]) == 2
+    for rate in (0, 1):
+        with pytest.raises(ValueError, match="error_rate"):
+            Detector(model.discriminator, tokenizer, error_rate=rate)
 
 
 # ---- Loading ----

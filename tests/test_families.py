@@ -286,12 +286,12 @@ def test_weights_are_gone_on_from_and_the_generator_begins_with_the_first_layers
     assert torch.equal(alone, stock.get_input_embeddings().weight[: len(VOCABULARY)])
 
 
-@pytest.mark.parametrize("flag", ["generator", "generator_backbone"])
 @pytest.mark.parametrize(
-    ("backbone", "flags"),
+    ("flag", "backbone", "flags"),
     [
-        *(("bert.json", {"sharing": sharing}) for sharing in ("embeddings", "word", "gdes", "none")),
-        ("modernbert.json", {"freeze_generator": True}),
+        *(("generator", "bert.json", {"sharing": sharing}) for sharing in ("embeddings", "word", "gdes", "none")),
+        ("generator_backbone", "bert.json", {"sharing": "embeddings"}),
+        ("generator", "modernbert.json", {"freeze_generator": True}),
     ],
 )
 def test_a_trained_generator_keeps_its_tables_beside_a_new_discriminator(build, flag, backbone, flags):
@@ -337,7 +337,9 @@ def test_a_configuration_makes_new_networks_for_the_tokenizer(build, tokenizer):
         ({"backbone": "bert-alone"}, "tokenizer"),  # it has other tokens
         ({"backbone": "electra-detector"}, "electra-detector"),  # its last layer is a head
         ({"discriminator": "bert-ner"}, "bert-ner"),
-        ({"backbone": "bert.json", "freeze_generator": True}, "freeze"),  # the generator is untrained
+        # The generator, or only its head, is untrained.
+        ({"backbone": "bert.json", "freeze_generator": True}, "freeze"),
+        ({"backbone": "bert.json", "generator_backbone": "bert-alone", "freeze_generator": True}, "freeze"),
         ({"backbone": "bert-mlm", "max_seq_length": MAX_LENGTH + 1}, f"{MAX_LENGTH}"),
     ],
 )

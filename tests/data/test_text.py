@@ -151,6 +151,9 @@ def test_a_directory_of_shards_is_shards_whatever_text_lies_beside_them(tmp_path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
+    for shard in ("shards/0.blocks", "shards/*.blocks"):  # its header describes no text, or that of all shards
+        with pytest.raises(ValueError, match="one of several shards"):
+            find_files(str(tmp_path / shard))
     text = str(tmp_path / "corpus/a.txt")  # beside text, index.json is not an index of shards
     assert find_files(str(tmp_path / "corpus")) == find_files(str(tmp_path)) == [text]
 

@@ -200,8 +200,9 @@ PART = ["step 1,825 of 7,300 (25.00 % of the run)", "on 3,737,600 tokens", "Expe
         ({}, HALFWAY, [*PART, f'from_pretrained("{REPO}", revision="step-1825")'], "much weaker|0\\.6853"),
         ({}, FractionRecord(1.0, 7300, 116800, 3993.7), ["0.6853"], "This is step"),
         ({"described": {"discriminator": "org/old", "generator": "org/g"}}, None, ["`org/g` and `org/old`"], "weaker"),
+        ({"described": {"size": "small", "backbone": "my.json"}}, None, ["not one of the named sizes"], "`small`"),
     ],
-    ids=["whole", "begun", "fraction", "last fraction", "from weights"],
+    ids=["whole", "begun", "fraction", "last fraction", "from weights", "another architecture"],
 )
 def test_a_card_says_how_far_its_run_is_and_what_it_began_with(record, fraction, shown, hidden):
     card = " ".join(discriminator_card(run_record(**record), fraction=fraction).split())

@@ -161,8 +161,8 @@ class EvaluationRecord(_Record):
     # `title`; `id` and `config` on the Hub (null where it is not there); `splits`, from the names here to those there;
     # `text_columns`, the names of the one or two columns of text.
     dataset: dict[str, Any]
-    # `name_or_path`, `sha256` (`files.hash_model`), `tokenizer`, `architecture`, its `module`, `parameters`,
-    # `trained_parameters`, `from_scratch`, `head`, `peft`, `size`, `pretraining` (`pretraining_of`).
+    # `name_or_path`, `sha256` (`files.hash_model`), `tokenizer`, `architecture`, `parameters`,
+    # `trained_parameters`, `from_scratch`, `peft`, `size`, `pretraining` (`pretraining_of`).
     model: dict[str, Any]
     arguments: dict[str, Any]  # as used, with the defaults of size and task filled in
     seed: int

@@ -137,7 +137,7 @@ def find_files(pattern: str) -> list[str]:
 
     These are passed over with a warning: what is not a regular file (FIFOs, devices, broken or circular links); what
     this program wrote; and, in a directory, files of other kinds. Raises ValueError if no file is left, or one is
-    neither text nor prepared blocks, and OSError for a directory that cannot be read.
+    neither text nor prepared blocks, or is one of several shards, and OSError for a directory that cannot be read.
     """
     if os.path.isdir(pattern):
         if _holds_shards(os.listdir(pattern)):
@@ -163,6 +163,8 @@ def find_files(pattern: str) -> list[str]:
     for file in files:
         if not file.lower().endswith(kinds):
             raise ValueError(f"{file} is neither text nor prepared. Known kinds: {', '.join(kinds)}.")
+        if file.lower().endswith(BLOCK_SUFFIX) and os.path.isfile(Path(file).with_name(INDEX_FILE)):
+            raise ValueError(f"{file} is one of several shards. Name their directory, {os.path.dirname(file) or '.'}.")
     if not files:
         raise ValueError(f"No file matches {pattern!r}. Known kinds: {', '.join(kinds)}.")
     return files

@@ -187,6 +187,8 @@ class Detector(TextJudge):
         batch_size: int = 32,
         max_length: int = 128,
     ) -> None:
+        if not 0 < error_rate < 1:
+            raise ValueError(f"error_rate is {error_rate}, but must be between 0 and 1.")
         super().__init__(discriminator, tokenizer, batch_size, max_length)
         self.threshold = threshold
         self._shift = _log_odds(error_rate) - _log_odds(_REPLACED_RATE)

@@ -432,8 +432,8 @@ def _try(
     for name, model in {**models, TORCH: source.model}.items():
         found[name], scores[name] = answer_split(model, kind, split, batch_size, use_cpu=True)
         pairs = zip(found[name], kind.references(split.examples), strict=True)
-        labeled = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
-        classes[name] = compared(kind, *labeled).get("classes", {})
+        labeled = [pair for pair in pairs if pair[1] is not None]
+        classes[name] = compared(kind, *zip(*labeled, strict=True)).get("classes", {}) if labeled else {}
     equal = {name: sum(map(_are_equal, found[name], found[TORCH])) for name in GRAPHS}
     return {"predictions": len(found[TORCH]), "equal": equal, "scores": scores, "classes": classes}
 

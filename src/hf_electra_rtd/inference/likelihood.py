@@ -96,7 +96,8 @@ def main(argv: list[str]) -> None:
         ]
 
     num_unknown = num_tokens = 0
-    while batch := list(islice(texts, arguments.batch_size)):
+    is_typed = not arguments.texts and sys.stdin.isatty()
+    while batch := list(islice(texts, 1 if is_typed else arguments.batch_size)):
         of_unknown, of_all = count_unknown_in(judge.tokenizer, batch)
         num_unknown += of_unknown
         num_tokens += of_all

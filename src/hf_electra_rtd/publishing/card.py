@@ -169,7 +169,8 @@ def pretraining_card(
     # Paths lose their directories in a record, so that a name with a slash is a Hub id.
     base_models = [loaded[name] for name in starts if "/" in loaded.get(name, "")]
 
-    size = None if started or described.get("model_config") or not is_electra else described.get("size")
+    is_named = is_electra and not (started or described.get("model_config") or described.get("backbone"))
+    size = described.get("size") if is_named else None
     reference = size if size and SIZES[size].is_published else "small"
     recipe = SIZES[reference].pretraining
 

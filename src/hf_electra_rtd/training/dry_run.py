@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
 from rich.text import Text
+from transformers import SchedulerType
 
 from hf_electra_rtd.base.accounting import count_parameters, format_duration
 from hf_electra_rtd.base.recipes import SIZES
@@ -186,6 +187,8 @@ def _time_steps(
     args.max_steps = min(1 + _TIMED_STEPS, args.max_steps)
     args.warmup_steps = 0
     args.learning_rate = 0.0
+    args.lr_scheduler_type = SchedulerType.CONSTANT  # some others divide by the rate
+    args.lr_scheduler_kwargs = None
     args.generator_learning_rate = None
     args.eval_strategy = "no"
     args.eval_on_start = False

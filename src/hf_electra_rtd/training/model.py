@@ -202,8 +202,11 @@ def build_model(
     towers = plan.config.towers
     main = plan.config.discriminator_config
     fills = plan.config.generator_config
-    if plan.config.freeze_generator and plan.generator.kind in (NEW, FIRST_LAYERS):
-        raise ValueError("--freeze_generator would freeze an untrained generator. Name a trained one (--generator).")
+    if plan.config.freeze_generator and plan.generator.kind in (NEW, FIRST_LAYERS, ENCODER):
+        raise ValueError(
+            "--freeze_generator would freeze an untrained generator, or one that may have an untrained head. Name a "
+            "trained one (--generator)."
+        )
     if not plan.is_trained:
         arguments.initialization = arguments.initialization or "stock"
     elif arguments.initialization not in (None, "stock"):

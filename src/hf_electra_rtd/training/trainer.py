@@ -467,6 +467,8 @@ class RTDTrainer(OriginalTrainer):
         hub_model_id = self.args.hub_model_id
         if hub_model_id is None:
             raise ValueError("push_to_hub needs hub_model_id in RTDTrainingArguments: ORG/NAME.")
+        if not self.state.global_step:
+            raise ValueError("push_to_hub publishes a trained pair. Call train first.")
         self.save_run()
         if not self.is_world_process_zero():
             return []

@@ -248,7 +248,7 @@ def test_losses_are_those_of_the_model_in_training_and_held_out(objective, uneve
     output, training, held_out = measured(make(objective), uneven)
     assert training.pop("tokens") == 8 * 32
     assert held_out.pop("loss") == pytest.approx(output.loss.item(), rel=1e-6)
-    assert training.keys() == held_out.keys()
+    assert training.keys() == {name for name in held_out if "auc" not in name}
     for metrics in (training, held_out):
         assert metrics["discriminator_loss"] == pytest.approx(output.discriminator_loss.item(), rel=1e-12)
         if objective != "mlm":

@@ -6,7 +6,6 @@ sequences were grouped. The generator and the objective define the `measures` of
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -114,11 +113,10 @@ REPLACED_SHARE = Mean("replaced_share", lambda seen: (seen.replaced, seen.real))
 
 class Detection(Measure):
     """Detection of replaced tokens, the positive class, at the masked or at all real tokens. Reports
-    `discriminator_auc` (the area under the ROC curve: exact on held-out sequences, NaN where a class is missing; in
-    training estimated from means and variances of the logits), `discriminator_precision`, `_recall` and `_accuracy`,
-    each with the suffix."""
+    `discriminator_precision`, `_recall` and `_accuracy` and, of held-out sequences, `discriminator_auc` (the area
+    under the ROC curve, NaN where a class is missing), each with the suffix."""
 
-    num_sums = 9
+    num_sums = 5
     num_whole = 2
 
     def __init__(self, masked_only: bool, suffix: str = "") -> None:
@@ -128,15 +126,9 @@ class Detection(Measure):
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
         logits, counts = seen.at(seen.output.logits.float(), self.masked_only)
         replaced = seen.at(seen.output.replaced_labels, self.masked_only)[0].bool()
-        original = ~replaced & counts
         replaced = replaced & counts
         flagged = (logits > 0) & counts
-        squares = logits.square()
-        summed = (
-            *(counts, replaced, flagged, flagged & replaced, flagged.eq(replaced) & counts),
-            *(logits.where(replaced, 0.0), squares.where(replaced, 0.0)),
-            *(logits.where(original, 0.0), squares.where(original, 0.0)),
-        )
+        summed = (counts, replaced, flagged, flagged & replaced, flagged.eq(replaced) & counts)
         return tuple(values.sum(dim=1) for values in summed)
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
@@ -145,9 +137,9 @@ class Detection(Measure):
         return logits, replaced.to(torch.int8).masked_fill(~counts, IGNORED)
 
     def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        tokens, replaced, flagged, found, right, *of_logits = totals
-        results = {
-            "auc": exact_auc(*whole) if whole else _normal_auc(replaced, tokens - replaced, *of_logits),
+        tokens, replaced, flagged, found, right = totals
+        results = {"auc": exact_auc(*whole)} if whole else {}
+        results |= {
             "precision": _ratio(found, flagged),
             "recall": _ratio(found, replaced),
             "accuracy": _ratio(right, tokens),
@@ -203,20 +195,6 @@ def report_totals(
 def _ratio(total: float, count: float) -> float:
     """A mean; 0 where nothing counts."""
     return total / max(1.0, count)
-
-
-def _normal_auc(
-    num_replaced: float, num_original: float, replaced: float, replaced_squared: float, original: float, squared: float
-) -> float:
-    """AUC if the logits of each class were normal: Φ(d / sqrt(v1 + v2)); 0.5 if a class is missing."""
-    if not num_replaced or not num_original:
-        return 0.5
-    mean = replaced / num_replaced
-    other_mean = original / num_original
-    variance = replaced_squared / num_replaced - mean**2
-    other_variance = squared / num_original - other_mean**2
-    spread = math.sqrt(max(variance, 0.0) + max(other_variance, 0.0))
-    return 0.5 if spread == 0 else 0.5 * (1 + math.erf((mean - other_mean) / spread / math.sqrt(2)))
 
 
 def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:

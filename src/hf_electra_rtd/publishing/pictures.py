@@ -205,8 +205,9 @@ def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[
     """Draws one panel. The last value of each curve stands in the legend, where it hides nothing."""
     axis.set_title(title)
     for key, color in zip(keys, (_MAIN, _ACCENT), strict=False):
-        if len(keys) == 1:
-            axis.plot(*_series(curves, key), color=_PALE, linewidth=1.2, label="training")
+        in_training = _series(curves, key)
+        if len(keys) == 1 and in_training[0]:
+            axis.plot(*in_training, color=_PALE, linewidth=1.2, label="training")
         name = key.partition("_")[2].replace("_", " ") if len(keys) > 1 else "held out"
         _draw_curve(axis, curves, f"eval_{key}", name, color=color, marker="o")
     if "discriminator_auc" in keys:

@@ -67,7 +67,8 @@ def test_operations_of_more_layers_follow_from_those_of_one_and_two():
     assert scale_model.count_operations(3) == scale_model.operations_of(3)
 
 
-@pytest.mark.parametrize(("layers", "operations"), [(12, 2149), (24, 3968)])
+@pytest.mark.parametrize(("layers", "operations"), [(12, 2134), (24, 3953)])
 def test_operations_are_those_of_a_second_step_on_fake_cuda_tensors(layers, operations):
-    """The numbers were counted there at full depth, without the few operations of gradient clipping."""
+    """The numbers were counted there at full depth, without the few operations of gradient clipping, and without 15
+    of a metric that has left since."""
     assert scale_model.operations_of(layers) == pytest.approx(operations, rel=0.005)

@@ -92,7 +92,7 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_a_later_push(
 # ---- From a script ----
 
 
-def test_a_push_may_be_asked_for_at_any_time_and_saves_the_run_once(tmp_path, blocks, tokenizer, hub):
+def test_a_push_may_be_asked_for_at_any_time_after_training_and_saves_the_run_once(tmp_path, blocks, tokenizer, hub):
     trainer = make_trainer(tmp_path, blocks, tokenizer, hub_model_id=PREFIX)
     trainer.card = CardArguments(license="cc-by-4.0")
     with pytest.raises(ValueError, match="train"):

@@ -164,7 +164,10 @@ def find_files(pattern: str) -> list[str]:
         if not file.lower().endswith(kinds):
             raise ValueError(f"{file} is neither text nor prepared. Known kinds: {', '.join(kinds)}.")
         if file.lower().endswith(BLOCK_SUFFIX) and os.path.isfile(Path(file).with_name(INDEX_FILE)):
-            raise ValueError(f"{file} is one of several shards. Name their directory, {os.path.dirname(file) or '.'}.")
+            raise ValueError(
+                f"{file} lies beside {INDEX_FILE}, so it is one of several shards. Name their directory "
+                f"({os.path.dirname(file) or '.'}), or move the file to another one."
+            )
     if not files:
         raise ValueError(f"No file matches {pattern!r}. Known kinds: {', '.join(kinds)}.")
     return files

@@ -34,7 +34,7 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.cli import Rule, check_arguments, check_number, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.data.units import find_units
@@ -187,8 +187,7 @@ class Detector(TextJudge):
         batch_size: int = 32,
         max_length: int = 128,
     ) -> None:
-        if not 0 < error_rate < 1:
-            raise ValueError(f"error_rate is {error_rate}, but must be between 0 and 1.")
+        check_number("error_rate", error_rate, "(0, 1)")
         super().__init__(discriminator, tokenizer, batch_size, max_length)
         self.threshold = threshold
         self._shift = _log_odds(error_rate) - _log_odds(_REPLACED_RATE)

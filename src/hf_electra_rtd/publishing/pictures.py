@@ -35,7 +35,8 @@ _STYLE: Any = {
     "legend.frameon": False,
 }
 
-# Panels: title, and the keys of the curves. A single curve is also drawn for training, several only for held-out text.
+# Panels: title, and the keys of the curves. A single curve is also drawn for training where it is logged; several are
+# drawn only for held-out text.
 _PANELS = (
     ("Generator: loss at masked tokens, nats", "generator_loss"),
     ("Generator: accuracy at masked tokens", "generator_accuracy"),

@@ -187,7 +187,7 @@ def _time_steps(
     args.max_steps = min(1 + _TIMED_STEPS, args.max_steps)
     args.warmup_steps = 0
     args.learning_rate = 0.0
-    args.lr_scheduler_type = SchedulerType.CONSTANT  # some others divide by the rate
+    args.lr_scheduler_type = SchedulerType.CONSTANT  # "cosine_with_min_lr" would divide by zero
     args.lr_scheduler_kwargs = None
     args.generator_learning_rate = None
     args.eval_strategy = "no"

@@ -69,8 +69,9 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
     """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many.
 
-    A peak never falls with more sequences, and is linear in them where activations decide it. So interpolation finds
-    the batch in few steps, and bisection in turn bounds their number."""
+    With more sequences, the peak never falls; where activations decide it, it grows linearly. So interpolation finds
+    the batch in few steps. Every second step bisects, which bounds their number. `peak` is called more than once for
+    the same number: cache it."""
     fits = 0
     too_many = 1
     while peak(too_many) <= budget:

@@ -204,7 +204,7 @@ def build_model(
     fills = plan.config.generator_config
     if plan.config.freeze_generator and plan.generator.kind in (NEW, FIRST_LAYERS, ENCODER):
         raise ValueError(
-            "--freeze_generator would freeze an untrained generator, or one that may have an untrained head. Name a "
+            "--freeze_generator would freeze an untrained generator, or one whose head may be untrained. Name a "
             "trained one (--generator)."
         )
     if not plan.is_trained:

@@ -463,7 +463,8 @@ class RTDTrainer(OriginalTrainer):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> list[Published]:  # type: ignore[override]
         """Saves the run (`save_run`) and publishes generator and discriminator, each with a card; exports at fractions
         go to branches `step-<N>`. Prints the outcome and, after a failure, the command that tries again. Every process
-        must call it. The parent's arguments are ignored."""
+        must call it. The parent's arguments are ignored. Raises ValueError without `hub_model_id`, and before the
+        first step."""
         hub_model_id = self.args.hub_model_id
         if hub_model_id is None:
             raise ValueError("push_to_hub needs hub_model_id in RTDTrainingArguments: ORG/NAME.")

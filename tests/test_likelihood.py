@@ -161,3 +161,19 @@ def test_the_command_writes_a_line_for_each_text(given, tokenizer, tmp_path, cap
         caplog.clear()
         main(["--model", str(tmp_path), *flags])
         assert ("unknown" in caplog.text) == is_told
+
+
+def test_each_typed_line_is_answered_before_the_next_one_is_read(finished_run, capsys, monkeypatch):
+    answered = []
+
+    class Typed(io.StringIO):
+        def isatty(self):
+            return True
+
+        def __next__(self):
+            answered.append(len(capsys.readouterr().out.splitlines()))
+            return super().__next__()
+
+    monkeypatch.setattr("sys.stdin", Typed("the river\nthe mill\n"))
+    main(["--model", str(finished_run / "generator")])
+    assert answered == [0, 1, 1]

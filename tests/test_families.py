@@ -289,8 +289,11 @@ def test_weights_are_gone_on_from_and_the_generator_begins_with_the_first_layers
 @pytest.mark.parametrize(
     ("flag", "backbone", "flags"),
     [
-        *(("generator", "bert.json", {"sharing": sharing}) for sharing in ("embeddings", "word", "gdes", "none")),
-        ("generator_backbone", "bert.json", {"sharing": "embeddings"}),
+        *(
+            (flag, "bert.json", {"sharing": sharing})
+            for flag in ("generator", "generator_backbone")
+            for sharing in ("embeddings", "word", "gdes", "none")
+        ),
         ("generator", "modernbert.json", {"freeze_generator": True}),
     ],
 )

@@ -23,7 +23,7 @@ def test_the_page_shows_the_tables_that_the_script_prints(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["no", "yes"])
-@pytest.mark.parametrize("name", ["small", "large"])
+@pytest.mark.parametrize("name", ["small", "small++", "base", "large"])
 def test_the_largest_batch_of_the_page_fits_and_one_more_does_not(name, checkpointing):
     page = PAGE.read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith(f"| {name} | {checkpointing} | "))

@@ -246,10 +246,10 @@ def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more,
     with pytest.raises(ValueError, match="1700000001"):
         regress(tmp_path / "far", encoder, 1.0, 1.7e9)
     found = []
-    epochs = 2 if more else 8  # to learn the task once is enough
+    epochs = 2 if "lora" in more else 8  # adapters need not learn the task
     for name, unit in (("plain", (1.0, 0.0)), ("scaled", (100.0, 7.0))):
         record = regress(tmp_path / name, encoder, *unit, num_train_epochs=epochs, **more)
-        assert record.score > 0.9 or more
+        assert record.score > 0.9 or "lora" in more
         lines = read_lines(tmp_path / name / "run/reviews/seed_42/predictions_dev.jsonl")
         found.append([line["prediction"] for line in lines])
     tolerance = 2e-2 if "bf16" in more else 1e-3

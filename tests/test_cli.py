@@ -45,6 +45,7 @@ class Options:
     max_steps: int = -1
     correct: bool = False
     name: str | None = None
+    shows: bool = True
 
 
 def parse(*argv, **options):
@@ -70,6 +71,8 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(config):
     assert options == Options("tiny", ["a", "b"], 3.0, max_steps=7, correct=True, name="x")
     path = config("files: [no, 01, 1_0, ~]\nname: yes\ncorrect: yes\nmax_steps: 1_000\n")  # texts stay as written
     assert parse("--config", path) == Options("tiny", ["no", "01", "1_0", "~"], 0.5, None, 1000, True, "yes")
+    path = config("files: []\nshows: false")
+    assert parse("--config", path) == Options(shows=False)
     path = config("max_steps: 5")
     assert [parse("--config", path, *more).max_steps for more in ([], ["--num_train_epochs", "2"])] == [5, -1]
 
@@ -87,6 +90,12 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(config):
 def test_a_file_that_holds_no_known_flags_is_refused(config, text, message):
     with pytest.raises(ValueError, match=message):
         parse("--config", "nowhere.yaml" if text is None else config(text))
+
+
+@pytest.mark.parametrize("argv", [["--files", "a", "--files=b"], ["--config", "a.yaml", "--config", "b"]])
+def test_a_flag_whose_first_values_would_be_lost_is_refused(config, argv):
+    with pytest.raises(ValueError, match=f"{argv[0]} "):
+        parse(*[word.replace("a.yaml", config("name: x")) for word in argv])
 
 
 @pytest.mark.parametrize("argv", [["--learning_rat", "1"], ["--learning", "1"], ["--learning_rate", "fast"]])
@@ -213,6 +222,7 @@ TABLES = {
     "fine-tuning": (fine_tuning.TRAINER_RULES, FINE_TUNING),
     "prepare": (data_arguments.RULES, (data_arguments.PreparationArguments,)),
     "text": (data_arguments.TEXT_RULES, (data_arguments.DataArguments,)),
+    "named tokenizer": (data_arguments.TOKENIZER_RULES, (data_arguments.DataArguments,)),
     "text of prepare": (data_arguments.DATA_RULES, (data_arguments.DataArguments,)),
     "prepared text": (data_arguments.PREPARED_RULES, (data_arguments.DataArguments,)),
     "detect": (detection.RULES, (detection.DetectArguments,)),

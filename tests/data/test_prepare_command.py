@@ -72,6 +72,14 @@ def test_text_that_is_both_trained_on_and_held_out_is_refused_but_of_one_split(t
             get_sequences(DataArguments([source], held_out_files=[held_out]), RUN, tmp_path / "run", tokenizer)
 
 
+def test_a_mistake_in_held_out_text_shows_before_the_training_text_is_prepared(tmp_path, corpus, tokenizer):
+    (tmp_path / "held_out.jsonl").write_text('{"body": "the mill"}\n')
+    data = DataArguments([str(corpus)], held_out_files=[str(tmp_path / "held_out.jsonl")])
+    with pytest.raises(ValueError, match="body"):
+        get_sequences(data, RUN, tmp_path / "run", tokenizer)
+    assert not list((tmp_path / "run").glob("train*"))
+
+
 def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, tokenizer):
     made, _ = get_sequences(DataArguments([str(corpus)], held_out_share=0.0), RUN, tmp_path, tokenizer)
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, "more"]) + "\n")

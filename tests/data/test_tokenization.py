@@ -1,4 +1,5 @@
 import json
+import unicodedata
 
 import pytest
 from transformers import BertTokenizer
@@ -50,10 +51,19 @@ def test_case_is_read_off_the_vocabulary_or_as_told(tmp_path, extra, lowercase, 
     assert loaded.tokenize("River") == [expected]
 
 
+@pytest.mark.parametrize("word", ["mühle", "हिन्दी", "한국어"])
+def test_marks_are_stripped_unless_a_token_has_one(tmp_path, word):
+    bare = "".join(sign for sign in unicodedata.normalize("NFD", word) if unicodedata.category(sign) != "Mn")
+    for words, expected in (([word], word), ([word, bare], word), ([bare], bare)):
+        (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, *words]) + "\n", encoding="utf-8")
+        assert load_tokenizer(str(tmp_path / "vocab.txt")).tokenize(word) == [expected]
+    assert load_tokenizer(str(tmp_path / "vocab.txt"), strip_accents=False).tokenize(word) == ["[UNK]"]
+
+
 def test_what_changes_ids_changes_the_hash(tmp_path):
     def load(*tokens, lowercase=True):
         (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
-        return load_tokenizer(str(tmp_path / "vocab.txt"), lowercase)
+        return load_tokenizer(str(tmp_path / "vocab.txt"), lowercase, strip_accents=True)
 
     def with_accents(tokenizer):
         return BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=True, strip_accents=False)

@@ -108,11 +108,16 @@ def parse_arguments(
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
     FILE`). Flags on the command line win. `defaults` replace the dataclasses' own. With `help_groups`, `--help` shows
     only these flags, and `--help-all` shows all; flags that the `rules` refuse or the Trainer ignores are never shown.
-    Raises ValueError for an unknown flag or a value of the wrong type, also in the YAML file."""
+    Raises ValueError for an unknown flag or a value of the wrong type, also in the YAML file, and for a list that is
+    given twice on the command line."""
     refused = [rule.flag for rule in rules if rule.refuses]
     shows_all = "--help_all" in map(_with_underscores, argv)
     parser = _Parser(dataclass_types, description, help_groups or {}, shows_all, refused)
     parser.set_defaults(**(defaults or {}))
+    given = [_with_underscores(word).partition("=")[0] for word in argv]
+    for action in parser._actions:
+        if given.count(name := f"--{action.dest}") > 1 and (action.nargs == "+" or name == "--config"):
+            parser.error(f"{name} stands twice, and only the last would count. Join them into one.")
     words = _with_config(argv, parser)
     try:
         *filled, unknown = parser.parse_args_into_dataclasses(
@@ -409,12 +414,15 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
         config, written = (yaml.load(text, loader) for loader in (yaml.SafeLoader, yaml.BaseLoader))
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold flags and values, such as `learning_rate: 5.0e-4`.")
-    known = {action.dest: action for action in parser._actions if action.dest not in ("help", "help_all", "config")}
+    # `--x` has the name of its field, `--no_x` has not.
+    known = {action.dest: action for action in parser._actions if f"--{action.dest}" in action.option_strings}
+    for name in ("help", "help_all", "config"):
+        known.pop(name, None)
     flags: list[str] = []
     for key, value in config.items():
         if key not in known:
             raise ValueError(f"{path}: there is no flag {key!r}. {known_names(str(key), known, 'flags')}")
-        if value is None:
+        if value is None or value == [] == known[key].default:
             continue
         if isinstance(value, bool) and known[key].nargs == 0:
             flags += [f"--{key}"] if value else []

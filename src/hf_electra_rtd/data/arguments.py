@@ -59,7 +59,8 @@ class DataArguments:
         None, "Lower-case the text. Default: as a vocab.txt says; for a trained tokenizer, if the text is English."
     )
     strip_accents: bool | None = flag(
-        None, "Remove accents and marks. Default: with the lower case of a vocab.txt, or of English."
+        None,
+        "Remove accents and marks. Default: as a vocab.txt says; for a trained tokenizer, with English.",
     )
     data_license: str | None = flag(None, "License of the text, for the record of the run.")
 
@@ -90,10 +91,9 @@ class DataArguments:
         return [source for text in texts for source in parse_sources(text, is_dataset, **defaults)]
 
 
-TEXT_RULES = (
-    Rule("vocab_size", "There is a tokenizer already.", excludes=("tokenizer",), changes_nothing=True),
-    Rule("held_out_share", "", excludes=("held_out_files",), changes_nothing=True),
-)
+TEXT_RULES = (Rule("held_out_share", "", excludes=("held_out_files",), changes_nothing=True),)
+# Rules for a run whose tokenizer is named, or comes with trained networks.
+TOKENIZER_RULES = (Rule("vocab_size", "There is a tokenizer already.", changes_nothing=True),)
 # Rules for runs whose text is all prepared already.
 PREPARED_RULES = tuple(
     Rule(name, "The sequences are prepared already.", changes_nothing=True)

@@ -15,8 +15,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.base.cli import check_arguments
 from hf_electra_rtd.base.files import check_output
-from hf_electra_rtd.data.arguments import DataArguments
+from hf_electra_rtd.data.arguments import TOKENIZER_RULES, DataArguments
 from hf_electra_rtd.data.blocks import BlockHeader, Blocks
 from hf_electra_rtd.data.preparation import part_path, prepare_blocks
 from hf_electra_rtd.data.shards import open_blocks
@@ -54,6 +55,7 @@ def get_tokenizer(
     trained = directory / TOKENIZER_DIRECTORY
     if named or checkpoint or arguments.process_index:
         if named:
+            check_arguments(data, rules=TOKENIZER_RULES)
             return load_tokenizer(named, data.lowercase, data.strip_accents)
         return load_tokenizer(checkpoint or str(trained))
     sources = data.sources()
@@ -129,9 +131,12 @@ def get_sequences(
         files = (open_blocks(part_path(directory, part, data.shard_bytes)) for part in (name, "held_out"))
         return next(files), next(files) if share else None
 
+    apart = None
+    if data.held_out_files:  # first: it is small, so that a mistake in it costs no time
+        apart, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
     train, held_out = get(data.sources(), "train", share)
-    if data.held_out_files:
-        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
+    if apart is not None:
+        held_out = apart
         check_held_out(train, held_out)
     for what, file in ((called, train), ("Held out", held_out)):
         if file is not None:

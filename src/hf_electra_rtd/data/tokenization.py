@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers.models import Unigram
+from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
@@ -66,7 +67,8 @@ def load_tokenizer(
 
     `lowercase` and `strip_accents` are for a `vocab.txt` only: whether text becomes lower case (by default if the file
     contains no upper-case letter), and whether accents are stripped (by default if text becomes lower case, as in
-    BERT). Raises ValueError if the tokenizer cannot be loaded or used (see `check_tokenizer`)."""
+    BERT, and no token of the file has one). Raises ValueError if the tokenizer cannot be loaded or used (see
+    `check_tokenizer`)."""
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
@@ -76,6 +78,10 @@ def load_tokenizer(
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary contains signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
+        if lowercase and strip_accents is None:
+            bare = BertNormalizer(clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=False)
+            if any(bare.normalize_str(token) != token for token in vocabulary):
+                strip_accents = False  # else such tokens would never occur
         options: dict[str, Any] = {"do_lower_case": lowercase, "strip_accents": strip_accents}
         tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH, **options)
     elif lowercase is not None or strip_accents is not None:

@@ -71,10 +71,11 @@ def test_a_wrong_character_is_replaced_and_right_text_stays(corrector):
     assert results[2]["target"] == "心 mill"  # as many characters as before
 
 
-def test_a_word_of_several_tokens_stays_and_others_become_words_in_their_case(corrector, monkeypatch):
+def test_a_word_of_several_tokens_or_none_stays_and_others_become_words_in_their_case(corrector, monkeypatch):
     monkeypatch.setitem(RIGHT, "horse", 4.0)
-    result = corrector()("The Mills mill MILL")
-    assert result["target"] == "The Mills horse HORSE"
+    monkeypatch.setitem(WRONG, "[UNK]", 4.0)
+    result = corrector()("The Mills mill MILL Жan")
+    assert result["target"] == "The Mills horse HORSE Жan"
     assert result["errors"] == [("mill", "horse", 10), ("MILL", "HORSE", 15)]
 
 

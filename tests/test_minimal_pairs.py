@@ -209,7 +209,7 @@ def test_a_causal_language_model_fills_no_masks(saved):
 
 
 def test_the_command_judges_a_run_and_its_bigrams_and_leaves_records_to_compare(
-    finished_run, blocks, pairs_file, tmp_path, capsys
+    finished_run, blocks, pairs_file, tmp_path, capsys, monkeypatch
 ):
     flags = ["--model", str(finished_run), "--pairs", str(pairs_file), "--max_pairs", "2"]
     likelihood.main([*flags, "--output_dir", str(tmp_path / "network")])
@@ -223,6 +223,9 @@ def test_the_command_judges_a_run_and_its_bigrams_and_leaves_records_to_compare(
     assert "| agreement |" in shown
     assert "95 % interval" in shown
     assert "first 2 pairs" in shown
+    monkeypatch.chdir(pairs_file.parent)
+    likelihood.main(["--model", str(finished_run), "--pairs", ".", "--output_dir", str(tmp_path / "here")])
+    assert EvaluationRecord.load(tmp_path / "here").task == pairs_file.parent.name
     before = (finished_run / "run_record.json").read_bytes()
     with pytest.raises(ValueError, match=finished_run.name):  # refused before the work
         likelihood.main([*flags, "--output_dir", str(finished_run)])

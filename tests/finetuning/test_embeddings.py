@@ -62,6 +62,7 @@ def test_the_loss_follows_from_what_the_training_file_has(encoder, tmp_path, cap
     train = rows(96, 1, *columns)
     model = finetune(encoder, train, rows(40, 2), tmp_path / "run", max_steps=1, **QUICK)
     assert loss in caplog.text
+    assert "bias_correction" not in EvaluationRecord.load(tmp_path / "run/own/seed_42").arguments
     assert len(model.predict([("river", "mill")])) == 1
 
 

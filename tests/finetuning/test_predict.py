@@ -172,6 +172,8 @@ def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept
     kept = [(line["text"], line["label"]) for line in outputs[0]]
     assert kept == [(["a", "."], ["B-X", "I-X"]), (["!"], ["O"])]
     assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4, 3]
+    model = Classifier(str(tmp_path / "run"), use_cpu=True)
+    assert model.predict({"text": [np.array(["a", "."])]})[0]["tags"] == outputs[0][0]["tags"]
     for line in ('{"text": 5}', "5"):
         (tmp_path / "a.jsonl").write_text(f"{line}\n")
         with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):

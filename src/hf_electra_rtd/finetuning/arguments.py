@@ -170,7 +170,7 @@ class FineTuningArguments(TrainingArguments):
 _SOURCES = ("train_file", "validation_file", "test_file", "dataset")
 _TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression", "task_kind=embedding")
 _LABELED = ("task_kind=classification", "task_kind=multi_label", "task_kind=tagging")
-_NOT_OF_EMBEDDINGS = (
+NOT_OF_EMBEDDINGS = (
     "lora",
     "layerwise_lr_decay",
     "select=best",
@@ -199,7 +199,7 @@ RULES = (
     Rule("lr_scheduler_type=greedy", "It needs a loss of the dev split."),
     *(
         Rule(name, "sentence-transformers trains embeddings.", excludes=("task_kind=embedding",))
-        for name in _NOT_OF_EMBEDDINGS
+        for name in NOT_OF_EMBEDDINGS
     ),
     # Rules about the choice of the task.
     Rule("data_dir", "It holds a benchmark.", excludes=_SOURCES),

@@ -18,7 +18,12 @@ from hf_electra_rtd.base.tasks import Task, expand_task_names, get_task
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, refuse_other_tokens, tokenizer_hash
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.finetuning import heads
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.arguments import (
+    NOT_OF_EMBEDDINGS,
+    FineTuningArguments,
+    OwnTaskArguments,
+    TaskArguments,
+)
 from hf_electra_rtd.finetuning.data import Split, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.pair.places import identify
@@ -160,8 +165,14 @@ class Plan:
         if self.flags.select == "best":
             args.metric_for_best_model = f"eval_{task.main_metric}"
             args.greater_is_better = True
-            args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
             args.save_only_model = args.save_strategy == "no"  # with --save_strategy, checkpoints can be resumed
+            if args.eval_strategy == "no" and not args.save_only_model:
+                args.eval_strategy = args.save_strategy
+                args.eval_steps = args.save_steps
+            elif args.eval_strategy == "no":
+                args.eval_strategy = "epoch"
+            elif args.save_strategy not in ("no", args.eval_strategy):
+                raise ValueError("--select best saves where it evaluates: give --eval_strategy or --save_strategy.")
             args.save_strategy = args.eval_strategy
             args.save_steps = args.eval_steps or args.save_steps
             args.load_best_model_at_end = True
@@ -189,7 +200,7 @@ class Plan:
                 f"--max_seq_length is {flags.max_seq_length}, but {self.model.name} reads {positions} tokens at most."
             )
         known = {**args.to_dict(), **vars(flags)}
-        names = [*_FLAGS]
+        names = [name for name in _FLAGS if task.kind != "embedding" or name not in NOT_OF_EMBEDDINGS]
         if flags.select == "best":
             names += ["eval_strategy", "eval_steps"]
         settings = {

@@ -442,7 +442,8 @@ def _chid_examples(row: Row) -> list[Example]:
 
 
 def _tagged(task: Task, row: Row, label: Any) -> Example:
-    words, tags = (value.split() if isinstance(value, str) else value or [] for value in (row[task.columns[0]], label))
+    cells = (value.tolist() if is_array(value) else value for value in (row[task.columns[0]], label))
+    words, tags = (value.split() if isinstance(value, str) else value or [] for value in cells)
     if not all(isinstance(word, str) for word in (*words, *tags)):
         raise ValueError("its words or tags are neither a list nor text with spaces between them.")
     if tags and len(tags) != len(words):

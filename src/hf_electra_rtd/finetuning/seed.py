@@ -126,7 +126,7 @@ def _train(trainer: Any, job: Job, checkpoint: Path | None) -> dict[str, Any]:
     selection = "last step"
     if job.settings["select"] == "best":
         metric = job.task.main_metric
-        count = sum(f"eval_{metric}" in entry for entry in state.log_history)
+        count = sum(f"eval_{metric}" in entry and entry["step"] > 0 for entry in state.log_history)
         selection = f"best of {count} evaluations by {metric} on {job.task.dev_splits[0]}"
     if job.task.kind == "regression":  # from here on, outputs are in the labels' unit, also in the saved model
         mean, deviation = job.unit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from hf_electra_rtd.finetuning.arguments import ONE_GPU_EACH, FineTuningArguments
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
+from hf_electra_rtd.training.checkpoints import CHECKPOINT_PREFIX
 from hf_electra_rtd.training.optimization import get_parameter_groups
 from hf_electra_rtd.training.trainer import OriginalTrainer
 
@@ -45,7 +47,13 @@ class _LengthGroupedSampler(LengthGroupedSampler):
 
 
 class _FineTuningCallback(TrainerCallback):
-    """Tells the sampler the epoch. With several processes, accelerate does not when it skips batches."""
+    """Tells the sampler the epoch (with several processes, accelerate does not when it skips batches), and a resumed
+    run where its best checkpoint is (the Trainer finds it only under the path that the run had before)."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.best_global_step:
+            best = Path(args.output_dir, f"{CHECKPOINT_PREFIX}{state.best_global_step}")
+            state.best_model_checkpoint = str(best) if best.is_dir() else None
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         train_dataloader.set_epoch(int(state.epoch))
@@ -117,6 +125,7 @@ class FineTuner(OriginalTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        inputs = self.kind.corrupt(inputs)
         outputs = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
         # Processes average their gradients, so each multiplies its part of the summed loss by their number.
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1

@@ -130,7 +130,8 @@ class Corrector(TextJudge):
         ids = encoding.ids
         for start, stop, first, last in find_units(text, encoding):
             is_protected = any(span.start < stop and start < span.stop for span in protected)
-            if is_protected or last - first > 1 or shares_L[first] <= self.threshold:
+            is_unknown = ids[first] == self.tokenizer.unk_token_id
+            if is_protected or is_unknown or last - first > 1 or shares_L[first] <= self.threshold:
                 continue
             word = text[start:stop]
             best, gain = best_L2[first]

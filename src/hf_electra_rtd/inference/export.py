@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,7 @@ def export(source: Source, directory: Path, args: ExportArguments, command: str)
         save_tokenizer(tokenizer, partial)
         models: dict[str, Any] = {TORCH: graph, **{name: OnnxModel(path, config) for name, path in paths.items()}}
         difference, tolerance = _compare(source, models, batches)
-        dev = {} if rows is None else _try(source, models, names, rows, args.batch_size)
+        dev = {} if rows is None else _try(source, models, names, rows, args.batch_size, tolerance)
         if dev and (wrong := dev["predictions"] - dev["equal"]["onnx"]):
             raise ValueError(
                 f"The graph of {source.place} is not accepted: {wrong:,} of {dev['predictions']:,} predictions are "
@@ -420,9 +421,10 @@ def _labeled(source: Source, classifier: Classifier, args: ExportArguments) -> t
 
 
 def _try(
-    source: Source, models: Mapping[str, Any], names: Sequence[str], rows: Any, batch_size: int
+    source: Source, models: Mapping[str, Any], names: Sequence[str], rows: Any, batch_size: int, tolerance: float
 ) -> dict[str, Any]:
-    """Returns the field `dev` of an `ExportRecord`, from the predictions of all models."""
+    """Returns the field `dev` of an `ExportRecord`, from the predictions of all models. Numbers may differ by
+    `tolerance`."""
     if source.classifier is None:
         return _try_texts(source, models, names, rows, batch_size)
     found = {}
@@ -434,15 +436,15 @@ def _try(
         pairs = zip(found[name], kind.references(split.examples), strict=True)
         labeled = [pair for pair in pairs if pair[1] is not None]
         classes[name] = compared(kind, *zip(*labeled, strict=True)).get("classes", {}) if labeled else {}
-    equal = {name: sum(map(_are_equal, found[name], found[TORCH])) for name in GRAPHS}
+    equal = {name: sum(map(partial(_are_equal, tolerance), found[name], found[TORCH])) for name in GRAPHS}
     return {"predictions": len(found[TORCH]), "equal": equal, "scores": scores, "classes": classes}
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def _are_equal(tolerance: float, one: Any, other: Any) -> bool:
     if isinstance(one, dict):  # an answer, with its n-best list
         return bool(one["text"] == other["text"])
     is_number = isinstance(one, float)
-    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE) if is_number else bool(one == other)
+    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=tolerance) if is_number else bool(one == other)
 
 
 @torch.no_grad()

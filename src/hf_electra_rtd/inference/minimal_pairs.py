@@ -16,6 +16,7 @@ Scores are sums of log-probabilities in nats, without those of special tokens:
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -308,7 +309,7 @@ def write_result(
     """Writes `evaluation_record.json`, and `report_test.json` with the accuracy of each paradigm and the resampled
     accuracies, whose differences `compare` reports. `settings` are the values of `SETTINGS` as the user gave them;
     `started` is the time of the start, in UTC. Returns the record."""
-    path = Path(settings["pairs"])
+    path = Path(os.path.abspath(settings["pairs"]))  # even `.` has a name
     model = Path(settings["model"])
     network = judge.network
     data = hash_files(_files_of(path))

@@ -46,9 +46,11 @@ def test_every_word_of_one_token_learns_its_right_token_and_others_are_left_out(
 
 
 def test_a_piece_without_a_word_to_learn_is_left_out_of_training(kind):
-    rows = examples(("mills", "horse"), ("the mill", "the river"))
-    assert kind.encode(rows, training=True)["example"] == [1]
-    assert kind.encode(rows, training=False)["example"] == [0, 1]
+    rows = examples(("mills", "horse"), ("Ж", "mill"), ("mill", "Ж"), ("the mill", "the river"))  # no token is a Ж
+    assert kind.encode(rows, training=True)["example"] == [3]
+    features = kind.encode(rows, training=False)
+    assert features["example"] == [0, 1, 2, 3]
+    assert list(map(len, features["spans"])) == [0, 0, 1, 2]
 
 
 def test_long_texts_are_cut_at_sentences_and_put_together_again(kind, tokenizer):
@@ -76,12 +78,15 @@ def test_a_share_of_the_right_tokens_is_masked_in_training_and_not_judged(kind, 
     pairs = [("The old mill went . " * 2, "The old river went . " * 2)] * 200
     features = kind.encode(examples(*pairs), training=True)
     torch.manual_seed(0)
-    batch = kind.collate(list(features))
+    before = torch.get_rng_state()
+    plain = kind.collate(list(features))
+    assert torch.equal(torch.get_rng_state(), before)  # it works ahead, so a resumed run would draw others
+    batch = kind.corrupt(plain)
     given = torch.tensor([list(row) for row in features["input_ids"]])
     is_right, masked = batch["labels"].eq(given), batch["input_ids"].eq(tokenizer.mask_token_id)
     assert not (masked & ~is_right).any()
     assert masked.sum() / is_right.sum() == pytest.approx(MASKED_SHARE, abs=0.03)
-    assert kind.collate(list(features))["input_ids"].ne(batch["input_ids"]).any()  # the masks are drawn anew
+    assert kind.corrupt(plain)["input_ids"].ne(batch["input_ids"]).any()  # the masks are drawn anew
 
     logits = torch.randn(*given.shape, len(tokenizer), dtype=torch.float64)
     detection = torch.randn(given.shape, dtype=torch.float64)

@@ -130,6 +130,11 @@ class Kind(ABC):
         collator = self.make_collator(self.tokenizer)
         return dict(collator([{name: feature[name] for name in names} for feature in features]))
 
+    def corrupt(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns a batch as the model is trained on it; by default, as it is. Random numbers belong here: those of
+        the collator, which works ahead, would differ in a resumed run."""
+        return batch
+
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Returns the loss of a batch, summed over its labels other than -100, so that batches of different sizes add
         up. By default it is the cross-entropy in float32. `outputs` are those of the model for the batch without its

@@ -71,13 +71,14 @@ class CorrectionKind(Kind):
 
     The loss is a weighted sum of the cross-entropy of the right token at every position and the binary cross-entropy
     of whether the token there is wrong. In training, a share of the right tokens is masked; these have no binary loss.
-    A word of several tokens is neither learned nor changed, and a word whose right form has several tokens is not
-    learned. Training leaves out sentences whose label has another number of words.
+    A word of several tokens, or of unknown characters, is neither learned nor changed, and a word whose right form is
+    such a word is not learned. Training leaves out sentences whose label has another number of words.
     """
 
     auto_class: ClassVar[Any] = SimpleNamespace(__name__="AutoModelForCorrection", _model_mapping=_Models())
     make_collator = DataCollatorForTokenClassification
-    # `spans`: for each word of one token, the token's index, and the word's start and end (exclusive) in the text.
+    # `spans`: for each word of one known token, the token's index, and the word's start and end (exclusive) in the
+    # text.
     columns: ClassVar = {
         "labels": List(Value("int64")),
         "spans": List(List(Value("int32"))),
@@ -85,6 +86,7 @@ class CorrectionKind(Kind):
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         features: list[Feature] = []
+        unknown = self.tokenizer.unk_token_id
         rows = zip(indices, (texts[0] for texts in batch["texts"]), batch["label"], strict=True)
         for index, text, right in rows:
             if not text.strip() or (training and right is None):
@@ -100,7 +102,7 @@ class CorrectionKind(Kind):
                 labels = [IGNORED] * feature["length"]
                 spans = []
                 for unit in find_units(text[begin:end], tokens.encodings[row]):
-                    if unit.last - unit.first == 1:
+                    if unit.last - unit.first == 1 and feature["input_ids"][unit.first] != unknown:
                         span = begin + unit.start, begin + unit.stop
                         labels[unit.first] = targets.get(span, IGNORED)
                         spans.append([unit.first, *span])
@@ -111,8 +113,8 @@ class CorrectionKind(Kind):
         return features
 
     def _targets(self, text: str, right: str) -> dict[tuple[int, int], int] | None:
-        """Maps the start and end of each word of a text to its right token, if it has a single one. None if the texts
-        have different numbers of words."""
+        """Maps the start and end of each word of a text to its right token, if it has a single, known one. None if the
+        texts have different numbers of words."""
         encodings = self._tokenize([text, right]).encodings
         words, others = map(find_units, (text, right), encodings)
         if len(words) != len(others):
@@ -120,18 +122,15 @@ class CorrectionKind(Kind):
         ids = encodings[1].ids
         targets = {}
         for word, other in zip(words, others, strict=True):
-            if other.last - other.first == 1:
+            if other.last - other.first == 1 and ids[other.first] != self.tokenizer.unk_token_id:
                 targets[word.start, word.stop] = ids[other.first]
         return targets
 
-    def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Collates as other kinds do; in training, also masks a share of the right tokens."""
-        batch = super().collate(features)
-        if "labels" in batch:
-            is_right = batch["labels"].eq(batch["input_ids"])
-            masked = is_right & torch.rand(is_right.shape).lt(MASKED_SHARE)
-            batch["input_ids"] = batch["input_ids"].masked_fill(masked, int(self.tokenizer.mask_token_id))
-        return batch
+    def corrupt(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Masks a share of the right tokens."""
+        is_right = batch["labels"].eq(batch["input_ids"])
+        masked = is_right & torch.rand_like(is_right, dtype=torch.float32).lt(MASKED_SHARE)
+        return {**batch, "input_ids": batch["input_ids"].masked_fill(masked, int(self.tokenizer.mask_token_id))}
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Returns the weighted sum of both losses in float32, over the words of one token."""

@@ -52,6 +52,7 @@ def directory_of(output_dir: Path, row: str, seed: int) -> Path:
 def train(directory: Path, flags: list[str]) -> bool:
     """Trains unless the run is finished; its output goes to a file beside the directory. False if it failed."""
     if (directory / PretrainingRecord.FILE).exists():
+        print(f"{directory.name}: was finished before", flush=True)
         return True
     log = directory.with_suffix(".log")
     command = [sys.executable, "-m", "hf_electra_rtd.training.pretrain", "--output_dir", str(directory), *flags]

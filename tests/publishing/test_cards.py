@@ -142,7 +142,7 @@ def test_each_metric_and_split_on_the_hub_has_its_entry():
         ({**dataset, "revision": "abc"}, "accuracy"),
         ({**dataset, "split": "test"}, "f1"),
     ]
-    few = {"arguments": {**run.arguments, "max_train_samples": 50}}
+    few = {"arguments": {**run.arguments, "max_train_samples": 50}, "data": {"train": {"examples": 50}}}
     constant = {"reports": {"dev": REPORT | {"constant_prediction": "no"}}}
     for other in ({"benchmark": "own"}, constant, few):
         assert "model-index" not in evaluated([evaluation_record(**other)])[0]

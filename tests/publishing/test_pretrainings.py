@@ -38,6 +38,7 @@ OTHER_FILE = [{"name": "novels.txt", "sha256": "1" * 64, "weight": 1.0}]
         ({"described": {"backbone": "bert"}}, ["rtd", "rtd (backbone bert)"]),
         ({"described": {"new_generator": True}}, ["rtd", "rtd (new_generator"]),
         ({"described": {"generator": "org/generator"}}, ["rtd", "rtd (trained generator org/generator)"]),
+        ({"training": {"data_seed": 7}}, ["rtd", "rtd (data_seed 7)"]),
         ({"model": {"disallow_correct": True}}, ["rtd", "rtd (disallow_correct"]),
         ({"training": {"lr_scheduler_kwargs": {"min_lr": 1e-5}}}, ["rtd", "rtd (lr_scheduler_kwargs"]),
         ({"data": {"word_segmenter": "jieba"}}, ["rtd (data ", "rtd (data "]),
@@ -51,7 +52,7 @@ def test_runs_are_pooled_if_they_are_equal_but_for_their_seed_and_named_by_what_
     assert all(each.name.startswith(name) for each, name in zip(pooled, names, strict=True))
     caption = pretraining_table(pooled).partition("\n\n")[2]
     for what in ("data", "tokenizer"):  # losses of such rows cannot be compared
-        assert (f"differ in their {what}" in caption) == (what in change.get("data", {}) or f"({what}" in names[-1])
+        assert (f"differ in their {what}" in caption) == (what in change.get("data", {}) or f"({what} " in names[-1])
     assert ("novels.txt" in caption) == ("sources" in change.get("data", {}))
 
 

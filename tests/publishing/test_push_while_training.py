@@ -74,7 +74,9 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_a_later_push(
 ):
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd finetune"])
     flags = {**review_flags(tmp_path), "model_name_or_path": finished_run / "discriminator", "benchmark": "own"}
-    flags |= {"output_dir": tmp_path / "tuned", "max_steps": 2, "push_to_hub": True, "hub_model_id": PREFIX}
+    flags |= {"output_dir": tmp_path / "tuned", "max_steps": 2}
+    assert run_finetune(**flags | {"task_name": ["private"]}) == 0
+    flags |= {"push_to_hub": True, "hub_model_id": PREFIX}
     flags["base_model"] = "lab/encoder"
     hub.failures["."] = (503, "Out of order")
     assert run_finetune(**flags) == 1
@@ -84,6 +86,7 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_a_later_push(
     assert hub.files(f"{PREFIX}-reviews")["model.safetensors"] == model.read_bytes()
     assert run_finetune(**flags) == 0
     assert hub.asked(COMMIT) == 1  # the repeated push made no commit
+    assert {repo_id for repo_id, _ in hub.everything()} == {f"{PREFIX}-reviews"}
     with pytest.raises(ValueError, match="lab/tiny-reviews"):
         run_finetune(**flags, overwrite_output_dir=True)
     assert model.exists()

@@ -125,6 +125,8 @@ def test_the_caption_tells_how_few_examples_a_score_is_of():
     (sentence,) = [line for line in cells([run])[1].splitlines() if line.startswith(f"rte, {MODEL}:")]
     assert all(number in sentence for number in ("50", "64"))
     assert "examples" not in cells([FIRST])[1]
+    whole = evaluation_record("rte", arguments={**FIRST.arguments, **few}, data={"train": {"examples": 63}})
+    assert "examples" not in cells([whole])[1]
 
 
 OURS = [*runs("cola", (0.5,), metric="matthews"), *runs("rte", (0.7,)), *runs("mrpc", (0.9,))]

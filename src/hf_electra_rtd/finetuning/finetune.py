@@ -224,16 +224,17 @@ class _Call:
             for message in self._failed:  # again, where the user sees it
                 logger.error(message)
             if publishes and self.records and status == 0:
-                published = publish_run(
-                    fine_tuned_repositories,
-                    plan.directory,
-                    str(self.args.hub_model_id),
-                    self.card,
-                    self._is_private,
-                    self.publication.force,
-                    base_model=self.publication.base_model,
-                )
-                status = int(any(each.error is not None for each in published))
+                for job in jobs:  # not the tasks of earlier calls
+                    published = publish_run(
+                        fine_tuned_repositories,
+                        plan.directory / job.task.name,
+                        str(self.args.hub_model_id),
+                        self.card,
+                        self._is_private,
+                        self.publication.force,
+                        base_model=self.publication.base_model,
+                    )
+                    status |= int(any(each.error is not None for each in published))
         return status or int(bool(self._failed))
 
     @contextmanager

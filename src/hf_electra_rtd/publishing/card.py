@@ -95,6 +95,7 @@ _SETTINGS = (
     "initializer_range",
     "bf16",
     "fp16",
+    "data_seed",
     "seed",
 )
 _PAPER = {
@@ -308,6 +309,8 @@ def fine_tuned_card(
 def export_card(record: ExportRecord, repo_id: str, card: CardArguments) -> str:
     """Returns the card of an exported model."""
     task, auto_class, does = {**_KINDS, **_GRAPHS}[record.kind]
+    if record.kind == "multiple_choice":
+        auto_class = None  # transformers.js has no such class
     tags = ["electra"] if "Electra" in record.model["architecture"] else []
     data = _metadata(
         repo_id,
@@ -315,6 +318,7 @@ def export_card(record: ExportRecord, repo_id: str, card: CardArguments) -> str:
         (),
         library_name="transformers.js" if auto_class else PACKAGE,
         pipeline_tag=task,
+        datasets=card.corpora,
         tags=[*tags, PACKAGE, "onnx"],
     )
     return _render(

@@ -159,6 +159,9 @@ def _caption(pretrainings: Sequence[Pretraining]) -> list[str]:
     sentences = ["Held out, at the end of a run. From two seeds on: mean ± half of its 95 % interval over seeds."]
     if len(pretrainings) > 1:
         sentences.append("An AUC is for samples of a row's own generator: better samples are harder to find.")
+    objectives = {pretraining.runs[0].model["objective"] for pretraining in pretrainings}
+    if len(objectives) > 1 and "rtd_masked_only" in objectives:
+        sentences.append("The AUC of rtd_masked_only is over the masked positions, others are over all tokens.")
     settings = [_settings(pretraining.runs[0]) for pretraining in pretrainings]
     for name in _DATA:
         if name in different(settings):

@@ -160,6 +160,8 @@ def pretraining_repositories(
     own = []
     others = list(read_evaluations(compared).values())
     names: set[str] = set()  # how results name this run's discriminator
+    if evaluations and "discriminator" not in ids:
+        logger.warning("--evaluations changes nothing: the discriminator, whose card shows them, is not published.")
     if evaluations:
         names = {hash_model(directory / "discriminator"), ids.get("discriminator", "")}
     for result in read_evaluations(evaluations).values():

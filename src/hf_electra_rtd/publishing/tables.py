@@ -216,9 +216,9 @@ def limits(run: EvaluationRecord) -> list[str]:
     sentences = []
     if arguments.get("max_pairs"):
         sentences.append(f"on the first {arguments['max_pairs']} pairs of each paradigm")
-    if arguments.get("max_train_samples"):
-        number = run.data.get("train", {}).get("examples", arguments["max_train_samples"])
-        sentences.append(f"trained on {number} examples")
+    most = arguments.get("max_train_samples")
+    if most and run.data.get("train", {}).get("examples", most) == most:  # else there were fewer
+        sentences.append(f"trained on {most} examples")
     return sentences
 
 

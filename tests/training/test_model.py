@@ -97,8 +97,11 @@ def test_the_recipe_follows_from_size_and_length(argv, expected):
     assert defaults.items() >= expected.items()
 
 
-def test_a_length_in_epochs_replaces_that_in_steps_and_an_unknown_size_is_refused():
+def test_a_recipe_follows_the_length_in_epochs_and_what_learns_and_an_unknown_size_is_refused():
     types = (ModelArguments, RTDTrainingArguments)
     assert "max_steps" not in recipe_defaults(given_flags(types, ["--num_train_epochs", "2"]))[0]
+    for flags, learns in (([], True), (["--objective", "mlm"], False), (["--freeze_generator"], False)):
+        recipe, _ = recipe_defaults(given_flags(types, ["--size", "mini", *flags]))
+        assert ("generator_learning_rate" in recipe) == learns
     with pytest.raises(ValueError, match="huge"):
         recipe_defaults(given_flags(types, ["--size", "huge"]))

@@ -228,7 +228,16 @@ def test_a_run_resumes_after_another_failed_to_replace_it_and_does_not_read_its_
     assert weights(directory) == whole
 
 
-@pytest.mark.parametrize("flags", [["--dry_run"], ["--max_seq_length", "65"], ["--dataloader_prefetch_factor", "2"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--dry_run"],
+        ["--max_seq_length", "65"],
+        ["--dataloader_prefetch_factor", "2"],
+        ["--optim", "lomo"],  # its package is not installed
+        ["--lr_scheduler_type", "warmup_stable_decay"],  # lacks its arguments
+    ],
+)
 def test_a_dry_run_or_a_mistake_deletes_no_run(pretrain, copied_run, flags):
     before = {path: path.stat().st_mtime_ns for path in copied_run.rglob("*") if "blocks" not in path.parts}
     with contextlib.suppress(ValueError, OSError, TypeError):

@@ -396,13 +396,16 @@ def collect_hardware() -> dict[str, Any]:
     import torch
     from accelerate import PartialState
 
+    state = PartialState()
+    on_gpus = state.device.type == "cuda"
     hardware: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": platform.processor() or platform.machine(),
         "cpu_cores": count_cores(),
         "torch_threads": torch.get_num_threads(),  # of each process
-        "processes": PartialState().num_processes,
-        "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "processes": state.num_processes,
+        # Of all processes, on the assumption that their GPUs are equal.
+        "accelerators": [torch.cuda.get_device_name(state.device)] * state.num_processes if on_gpus else [],
     }
     if sys.platform == "linux":
         model_name = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

@@ -12,6 +12,7 @@ from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
 from hf_electra_rtd.finetuning.scores import METRICS
 from hf_electra_rtd.training.arguments import (
+    OPTIMIZER_RULES,
     TRAINER_INTERVALS,
     check_hub_options,
     check_reports,
@@ -112,6 +113,7 @@ class OwnTaskArguments:
 # The flags of the Trainer that fine-tuning refuses.
 ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu`."
 TRAINER_RULES = (
+    *OPTIMIZER_RULES,
     Rule("load_best_model_at_end", "Use --select best."),
     Rule("metric_for_best_model", "The task's main metric chooses."),
     Rule("do_predict", "Use --predict."),

@@ -169,7 +169,15 @@ _NOT_HERE = (
     "use_liger_kernel",
     "enable_jit_checkpoint",
 )
+# Also for fine-tuning.
+OPTIMIZER_RULES = (
+    Rule(
+        "optim_args", "It has none.", excludes=tuple(f"optim={name}" for name in OWN_OPTIMIZERS), changes_nothing=True
+    ),
+    Rule("lr_scheduler_kwargs", "It has none.", excludes=("lr_scheduler_type=linear",), changes_nothing=True),
+)
 TRAINER_RULES = (
+    *OPTIMIZER_RULES,
     *(
         Rule(f"{name}_strategy={strategy}", _ONE_STREAM)
         for name in ("save", "eval", "logging")

@@ -177,7 +177,10 @@ def recipe_defaults(given: Mapping[str, Any]) -> tuple[dict[str, Any], PairPlan 
     if given["continue_from"] is not None or given["backbone"] is not None:
         names = (field.name for field in fields(ModelArguments))
         plan = ModelArguments(**{name: given[name] for name in names if given[name] is not None}).plan
-    return of_length(_recipe(given, plan), given["max_steps"], given["num_train_epochs"]), plan
+    recipe = of_length(_recipe(given, plan), given["max_steps"], given["num_train_epochs"])
+    if given["objective"] == "mlm" or given["generator_type"] == "uniform" or given["freeze_generator"]:
+        recipe.pop("generator_learning_rate", None)  # no generator learns
+    return recipe, plan
 
 
 def _recipe(given: Mapping[str, Any], plan: PairPlan | None) -> dict[str, Any]:

@@ -125,6 +125,11 @@ def _plan_saved_pair(arguments: Any, place: Place) -> PairPlan:
             f"{config.objective!r} needs another kind of discriminator. Leave --objective out."
         )
     is_new = bool(arguments.new_generator)
+    if is_new and not config.has_generator_network:
+        raise ValueError(
+            f"--new_generator: {place.name} trains without a generator network (objective {config.objective}, "
+            f"generator_type {config.generator}). Leave it out, or choose another --generator_type."
+        )
     if is_new:
         # New heads are initialized as in a new pair.
         initializer_range = ElectraRTDConfig.initializer_range

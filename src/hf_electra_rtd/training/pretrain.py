@@ -216,8 +216,11 @@ def main(
             )
             trainer.old_held_out = held_out_stream(old_held_out)
             trainer.record_facts = {"command": public_command(words), "started": started, "arguments": arguments}
-            if publication.is_new and args.process_index == 0:  # all other checks are done
-                remove_run(directory)
+            if publication.is_new:
+                trainer.create_optimizer_and_scheduler(trainer.args.max_steps)  # the last mistakes show here
+                trainer.optimizer = trainer.lr_scheduler = None  # `train` makes them, with FSDP of other tensors
+                if args.process_index == 0:
+                    remove_run(directory)
             trainer.train(resume_from_checkpoint=checkpoint, verify=False)  # verified when chosen
         if stop.stopped:
             if trainer.is_world_process_zero():

@@ -24,7 +24,7 @@ from transformers.trainer_utils import SchedulerType
 
 from hf_electra_rtd.base.accounting import count_parameters, model_flops
 from hf_electra_rtd.base.cli import check_arguments
-from hf_electra_rtd.base.files import writing
+from hf_electra_rtd.base.files import reading, writing
 from hf_electra_rtd.base.records import (
     FractionRecord,
     PretrainingRecord,
@@ -131,14 +131,16 @@ class OriginalTrainer(Trainer):
                 raise ValueError("optim=muon multiplies whole matrices, which FSDP splits. Use adamw_torch_fused.")
             trained: Any = self.model if model is None else model
             self.optimizer = make_optimizer(trained, self.args, self._groups(trained))
-        return super().create_optimizer(model)
+        with reading(f"optim={self.args.optim}", "Choose another."):
+            return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
         if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.LINEAR:
             chosen: Any = optimizer or self.optimizer
             self.lr_scheduler = make_schedule(chosen, self.args, num_training_steps)
             self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)
+        with reading(f"lr_scheduler_kwargs={self.args.lr_scheduler_kwargs}", "They depend on lr_scheduler_type."):
+            return super().create_scheduler(num_training_steps, optimizer)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing if a run resumes from its last step: the Trainer would take one step more."""

@@ -100,7 +100,7 @@ def test_the_recipe_follows_from_size_and_length(argv, expected):
 def test_a_recipe_follows_the_length_in_epochs_and_what_learns_and_an_unknown_size_is_refused():
     types = (ModelArguments, RTDTrainingArguments)
     assert "max_steps" not in recipe_defaults(given_flags(types, ["--num_train_epochs", "2"]))[0]
-    for flags, learns in (([], True), (["--objective", "mlm"], False), (["--freeze_generator"], False)):
+    for flags, learns in (([], True), (["--objective", "mlm"], False), (["--freeze_generator", "True"], False)):
         recipe, _ = recipe_defaults(given_flags(types, ["--size", "mini", *flags]))
         assert ("generator_learning_rate" in recipe) == learns
     with pytest.raises(ValueError, match="huge"):

@@ -108,16 +108,17 @@ def parse_arguments(
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
     FILE`). Flags on the command line win. `defaults` replace the dataclasses' own. With `help_groups`, `--help` shows
     only these flags, and `--help-all` shows all; flags that the `rules` refuse or the Trainer ignores are never shown.
-    Raises ValueError for an unknown flag or a value of the wrong type, also in the YAML file, and for a list that is
-    given twice on the command line."""
+    Raises ValueError for an unknown flag or a value of the wrong type, also in the YAML file, and for a list or
+    `--config` that is given twice on the command line."""
     refused = [rule.flag for rule in rules if rule.refuses]
     shows_all = "--help_all" in map(_with_underscores, argv)
     parser = _Parser(dataclass_types, description, help_groups or {}, shows_all, refused)
     parser.set_defaults(**(defaults or {}))
     given = [_with_underscores(word).partition("=")[0] for word in argv]
     for action in parser._actions:
-        if given.count(name := f"--{action.dest}") > 1 and (action.nargs == "+" or name == "--config"):
-            parser.error(f"{name} stands twice, and only the last would count. Join them into one.")
+        name = f"--{action.dest}"
+        if (action.nargs == "+" or name == "--config") and given.count(name) > 1:
+            parser.error(f"{name} is given more than once, and only the last would count. Join them into one.")
     words = _with_config(argv, parser)
     try:
         *filled, unknown = parser.parse_args_into_dataclasses(

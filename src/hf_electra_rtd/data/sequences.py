@@ -131,12 +131,13 @@ def get_sequences(
         files = (open_blocks(part_path(directory, part, data.shard_bytes)) for part in (name, "held_out"))
         return next(files), next(files) if share else None
 
-    apart = None
+    held_out = None
     if data.held_out_files:  # first: it is small, so that a mistake in it costs no time
-        apart, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
-    train, held_out = get(data.sources(), "train", share)
-    if apart is not None:
-        held_out = apart
+        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
+    train, split = get(data.sources(), "train", share)
+    if held_out is None:
+        held_out = split
+    else:
         check_held_out(train, held_out)
     for what, file in ((called, train), ("Held out", held_out)):
         if file is not None:

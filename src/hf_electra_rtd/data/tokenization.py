@@ -67,8 +67,8 @@ def load_tokenizer(
 
     `lowercase` and `strip_accents` are for a `vocab.txt` only: whether text becomes lower case (by default if the file
     contains no upper-case letter), and whether accents are stripped (by default if text becomes lower case, as in
-    BERT, and no token of the file has one). Raises ValueError if the tokenizer cannot be loaded or used (see
-    `check_tokenizer`)."""
+    BERT, and no token of the file would change by it). Raises ValueError if the tokenizer cannot be loaded or used
+    (see `check_tokenizer`)."""
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:

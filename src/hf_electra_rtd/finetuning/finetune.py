@@ -224,10 +224,10 @@ class _Call:
             for message in self._failed:  # again, where the user sees it
                 logger.error(message)
             if publishes and self.records and status == 0:
-                for job in jobs:  # not the tasks of earlier calls
+                for name in dict.fromkeys(record.task for record in self.records):  # not the tasks of earlier calls
                     published = publish_run(
                         fine_tuned_repositories,
-                        plan.directory / job.task.name,
+                        plan.directory / name,
                         str(self.args.hub_model_id),
                         self.card,
                         self._is_private,

@@ -166,13 +166,13 @@ class Plan:
             args.metric_for_best_model = f"eval_{task.main_metric}"
             args.greater_is_better = True
             args.save_only_model = args.save_strategy == "no"  # with --save_strategy, checkpoints can be resumed
-            if args.eval_strategy == "no" and not args.save_only_model:
-                args.eval_strategy = args.save_strategy
-                args.eval_steps = args.save_steps
-            elif args.eval_strategy == "no":
-                args.eval_strategy = "epoch"
+            if args.eval_strategy == "no":
+                args.eval_strategy = "epoch" if args.save_only_model else args.save_strategy
+                args.eval_steps = args.save_steps if args.eval_strategy == "steps" else None
             elif args.save_strategy not in ("no", args.eval_strategy):
-                raise ValueError("--select best saves where it evaluates: give --eval_strategy or --save_strategy.")
+                raise ValueError(
+                    "--select best saves where it evaluates. Give only one of --eval_strategy and --save_strategy."
+                )
             args.save_strategy = args.eval_strategy
             args.save_steps = args.eval_steps or args.save_steps
             args.load_best_model_at_end = True

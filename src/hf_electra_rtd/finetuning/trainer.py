@@ -47,13 +47,15 @@ class _LengthGroupedSampler(LengthGroupedSampler):
 
 
 class _FineTuningCallback(TrainerCallback):
-    """Tells the sampler the epoch (with several processes, accelerate does not when it skips batches), and a resumed
-    run where its best checkpoint is (the Trainer finds it only under the path that the run had before)."""
+    """Tells the sampler the epoch: with several processes, accelerate does not when it skips batches. Also tells a
+    resumed run where its best checkpoint is: the Trainer looks only under the path that the run had before."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.best_global_step:
             best = Path(args.output_dir, f"{CHECKPOINT_PREFIX}{state.best_global_step}")
-            state.best_model_checkpoint = str(best) if best.is_dir() else None
+            if not best.is_dir():
+                raise ValueError(f"{best} is missing, the best one so far. Train again (overwrite_output_dir).")
+            state.best_model_checkpoint = str(best)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         train_dataloader.set_epoch(int(state.epoch))

@@ -24,7 +24,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -283,7 +282,7 @@ def export(source: Source, directory: Path, args: ExportArguments, command: str)
                 "threads": torch.get_num_threads(),
                 "sentences_per_second": _speeds(models, timed),
             },
-            hardware=records.collect_hardware(),
+            hardware={**records.collect_hardware(), "accelerators": []},  # it runs on the CPU
             versions=records.collect_versions() | {name: metadata.version(name) for name in PACKAGES},
         )
         write_text(partial / CARD_FILE, export_card(record, directory.name, CardArguments()))
@@ -435,14 +434,15 @@ def _try(
     kind, split = rows
     for name, model in {**models, TORCH: source.model}.items():
         found[name], scores[name] = answer_split(model, kind, split, batch_size, use_cpu=True)
-        pairs = zip(found[name], kind.references(split.examples), strict=True)
-        labeled = [pair for pair in pairs if pair[1] is not None]
+        answers = zip(found[name], kind.references(split.examples), strict=True)
+        labeled = [answer for answer in answers if answer[1] is not None]
         classes[name] = compared(kind, *zip(*labeled, strict=True)).get("classes", {}) if labeled else {}
-    equal = {name: sum(map(partial(_are_equal, tolerance), found[name], found[TORCH])) for name in GRAPHS}
+    pairs = {name: zip(found[name], found[TORCH], strict=True) for name in GRAPHS}
+    equal = {name: sum(_are_equal(one, other, tolerance) for one, other in pairs[name]) for name in GRAPHS}
     return {"predictions": len(found[TORCH]), "equal": equal, "scores": scores, "classes": classes}
 
 
-def _are_equal(tolerance: float, one: Any, other: Any) -> bool:
+def _are_equal(one: Any, other: Any, tolerance: float) -> bool:
     if isinstance(one, dict):  # an answer, with its n-best list
         return bool(one["text"] == other["text"])
     is_number = isinstance(one, float)

@@ -161,7 +161,7 @@ def _caption(pretrainings: Sequence[Pretraining]) -> list[str]:
         sentences.append("An AUC is for samples of a row's own generator: better samples are harder to find.")
     objectives = {pretraining.runs[0].model["objective"] for pretraining in pretrainings}
     if len(objectives) > 1 and "rtd_masked_only" in objectives:
-        sentences.append("The AUC of rtd_masked_only is over the masked positions, others are over all tokens.")
+        sentences.append("The AUC of rtd_masked_only is over the masked positions. Other objectives count all tokens.")
     settings = [_settings(pretraining.runs[0]) for pretraining in pretrainings]
     for name in _DATA:
         if name in different(settings):

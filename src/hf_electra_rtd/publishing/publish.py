@@ -161,7 +161,9 @@ def pretraining_repositories(
     others = list(read_evaluations(compared).values())
     names: set[str] = set()  # how results name this run's discriminator
     if evaluations and "discriminator" not in ids:
-        logger.warning("--evaluations changes nothing: the discriminator, whose card shows them, is not published.")
+        logger.warning(
+            "evaluations changes nothing: the discriminator is not published, and only its card shows them."
+        )
     if evaluations:
         names = {hash_model(directory / "discriminator"), ids.get("discriminator", "")}
     for result in read_evaluations(evaluations).values():

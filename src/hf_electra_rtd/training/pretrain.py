@@ -218,7 +218,8 @@ def main(
             trainer.record_facts = {"command": public_command(words), "started": started, "arguments": arguments}
             if publication.is_new:
                 trainer.create_optimizer_and_scheduler(trainer.args.max_steps)  # the last mistakes show here
-                trainer.optimizer = trainer.lr_scheduler = None  # `train` makes them, with FSDP of other tensors
+                # `train` makes them anew, since FSDP replaces the parameters.
+                trainer.optimizer = trainer.lr_scheduler = None
                 if args.process_index == 0:
                     remove_run(directory)
             trainer.train(resume_from_checkpoint=checkpoint, verify=False)  # verified when chosen

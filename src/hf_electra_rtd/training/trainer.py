@@ -131,7 +131,7 @@ class OriginalTrainer(Trainer):
                 raise ValueError("optim=muon multiplies whole matrices, which FSDP splits. Use adamw_torch_fused.")
             trained: Any = self.model if model is None else model
             self.optimizer = make_optimizer(trained, self.args, self._groups(trained))
-        with reading(f"optim={self.args.optim}", "Choose another."):
+        with reading(f"optim={self.args.optim}", "Choose another, or other optim_args."):
             return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
@@ -139,7 +139,7 @@ class OriginalTrainer(Trainer):
             chosen: Any = optimizer or self.optimizer
             self.lr_scheduler = make_schedule(chosen, self.args, num_training_steps)
             self._created_lr_scheduler = True
-        with reading(f"lr_scheduler_kwargs={self.args.lr_scheduler_kwargs}", "They depend on lr_scheduler_type."):
+        with reading(f"lr_scheduler_kwargs={self.args.lr_scheduler_kwargs}", "Give those of lr_scheduler_type."):
             return super().create_scheduler(num_training_steps, optimizer)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:

@@ -1,13 +1,18 @@
 """Records: complete, read back unchanged, and free of what must not be published."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import accelerate
 import pytest
+import torch
 
 from hf_electra_rtd.base.records import (
     EvaluationRecord,
     FractionRecord,
     PretrainingRecord,
+    collect_hardware,
+    describe_hardware,
     hub_id,
     public,
     public_command,
@@ -106,3 +111,14 @@ def test_a_published_command_has_names_in_place_of_paths(tmp_path):
     options = f"--output_dir=run --tokenizer org/name --model run --run_name {tmp_path.name}"
     assert command == f"python pretrain.py --train_files 'a b.txt' d.txt {options}"
     assert public_command([""]) == ""  # Python was started without a script
+
+
+@pytest.mark.parametrize(("device", "processes", "count"), [("cuda:1", 16, 16), ("cuda:0", 1, 1), ("cpu", 2, 0)])
+def test_the_gpus_of_a_run_are_those_of_its_processes(device, processes, count, monkeypatch):
+    state = SimpleNamespace(device=torch.device(device), num_processes=processes)
+    monkeypatch.setattr(accelerate, "PartialState", lambda: state)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    hardware = collect_hardware()
+    assert hardware["accelerators"] == ["a GPU"] * count
+    assert describe_hardware(hardware).startswith(f"{count} x a GPU") == bool(count)

@@ -165,3 +165,13 @@ def test_width_and_depth_tell_the_size_and_a_guess_is_logged(caplog):
     assert not caplog.text
     assert guess_size(transformers.ElectraConfig(hidden_size=384)) == "small"
     assert "recipe of small" in caplog.text
+
+
+def test_a_run_whose_best_checkpoint_is_gone_does_not_go_on(tokenizer, encoder, tmp_path):
+    trainer = make_trainer(CLASSIFY, tokenizer, encoder, tmp_path)
+    trainer.state.best_global_step = 4
+    with pytest.raises(ValueError, match="checkpoint-4"):
+        trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+    (tmp_path / "checkpoint-4").mkdir()
+    trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")

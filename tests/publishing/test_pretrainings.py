@@ -35,6 +35,7 @@ OTHER_FILE = [{"name": "novels.txt", "sha256": "1" * 64, "weight": 1.0}]
         ({"training": {"learning_rate": 0.001}}, ["rtd (learning_rate 0.0005)", "rtd (learning_rate 0.001)"]),
         ({"model": {"sharing": "none"}}, ["rtd (sharing embeddings)", "rtd (sharing none)"]),
         ({"objective": "electric"}, ["rtd", "electric"]),
+        ({"objective": "rtd_masked_only"}, ["rtd", "rtd_masked_only"]),
         ({"described": {"backbone": "bert"}}, ["rtd", "rtd (backbone bert)"]),
         ({"described": {"new_generator": True}}, ["rtd", "rtd (new_generator"]),
         ({"described": {"generator": "org/generator"}}, ["rtd", "rtd (trained generator org/generator)"]),
@@ -53,6 +54,7 @@ def test_runs_are_pooled_if_they_are_equal_but_for_their_seed_and_named_by_what_
     caption = pretraining_table(pooled).partition("\n\n")[2]
     for what in ("data", "tokenizer"):  # losses of such rows cannot be compared
         assert (f"differ in their {what}" in caption) == (what in change.get("data", {}) or f"({what} " in names[-1])
+    assert ("rtd_masked_only" in caption) == ("rtd_masked_only" in names)  # its AUC is over other tokens
     assert ("novels.txt" in caption) == ("sources" in change.get("data", {}))
 
 

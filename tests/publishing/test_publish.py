@@ -113,7 +113,7 @@ def test_each_task_of_a_fine_tuning_with_a_kept_model_becomes_a_repository(runs,
     assert "films" in caplog.text  # a warning: no model of it was kept
 
 
-def test_evaluations_are_of_this_model(runs, hub):
+def test_evaluations_are_of_this_model(runs, hub, caplog):
     tuned = str(runs / "tuned")
     halfway = str(runs / "halfway")
     with pytest.raises(ValueError, match="reviews"):
@@ -125,6 +125,8 @@ def test_evaluations_are_of_this_model(runs, hub):
         send(runs / "run", "--evaluations", str(runs / "judged"))
     with pytest.raises(ValueError, match="judged holds no fine-tuned model"):
         send(runs / "judged")
+    assert send(runs / "run", "--parts", "generator", "--evaluations", tuned, "--dry_run") == 0
+    assert "evaluations" in caplog.text
     assert hub.requests == []
     assert send(runs / "run", "--evaluations", tuned, "--compared", halfway) == 0
     with_results = [

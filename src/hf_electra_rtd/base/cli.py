@@ -415,10 +415,12 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
         config, written = (yaml.load(text, loader) for loader in (yaml.SafeLoader, yaml.BaseLoader))
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold flags and values, such as `learning_rate: 5.0e-4`.")
-    # `--x` has the name of its field, `--no_x` has not.
-    known = {action.dest: action for action in parser._actions if f"--{action.dest}" in action.option_strings}
-    for name in ("help", "help_all", "config"):
-        known.pop(name, None)
+    known = {
+        action.dest: action
+        for action in parser._actions
+        if f"--{action.dest}" in action.option_strings  # leaves out `--no_x`, whose field is x, too
+        and action.dest not in ("help", "help_all", "config")
+    }
     flags: list[str] = []
     for key, value in config.items():
         if key not in known:

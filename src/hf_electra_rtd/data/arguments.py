@@ -60,7 +60,7 @@ class DataArguments:
     )
     strip_accents: bool | None = flag(
         None,
-        "Remove accents and marks. Default: as a vocab.txt says; for a trained tokenizer, if it is English.",
+        "Remove accents and marks. Default: as a vocab.txt says; for a trained tokenizer, if the text is English.",
     )
     data_license: str | None = flag(None, "License of the text, for the record of the run.")
 

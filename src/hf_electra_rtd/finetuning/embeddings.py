@@ -72,7 +72,7 @@ class EmbeddingTuner(SentenceTransformerTrainer):
         examples = train.examples.select(train.features["example"])
         with_number = [row for row, label in enumerate(examples["label"]) if label is not None]
         if 0 < len(with_number) < len(examples):
-            logger.warning(f"{kind.task.title}: only the pairs with a number are learned, since some have one.")
+            logger.warning(f"{kind.task.title}: some pairs have a number, so the pairs without one are left out.")
         examples = examples.select(with_number or range(len(examples)))
         texts = examples["texts"]
         columns = {"anchor": [of_pair[0] for of_pair in texts], "positive": [of_pair[-1] for of_pair in texts]}

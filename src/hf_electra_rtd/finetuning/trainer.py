@@ -54,7 +54,7 @@ class _FineTuningCallback(TrainerCallback):
         if state.best_global_step:
             best = Path(args.output_dir, f"{CHECKPOINT_PREFIX}{state.best_global_step}")
             if not best.is_dir():
-                raise ValueError(f"{best} is missing, the best one so far. Train again (overwrite_output_dir).")
+                raise ValueError(f"{best}, the best checkpoint, is missing. Train again (overwrite_output_dir).")
             state.best_model_checkpoint = str(best)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:

@@ -160,11 +160,9 @@ def pretraining_repositories(
     own = []
     others = list(read_evaluations(compared).values())
     names: set[str] = set()  # how results name this run's discriminator
-    if evaluations and "discriminator" not in ids:
-        logger.warning(
-            "evaluations changes nothing: the discriminator is not published, and only its card shows them."
-        )
     if evaluations:
+        if "discriminator" not in ids:
+            logger.warning("evaluations change nothing: they are for the card of the discriminator.")
         names = {hash_model(directory / "discriminator"), ids.get("discriminator", "")}
     for result in read_evaluations(evaluations).values():
         model = result.model

@@ -172,9 +172,17 @@ _NOT_HERE = (
 # Also for fine-tuning.
 OPTIMIZER_RULES = (
     Rule(
-        "optim_args", "It has none.", excludes=tuple(f"optim={name}" for name in OWN_OPTIMIZERS), changes_nothing=True
+        "optim_args",
+        "This optimizer takes no arguments.",
+        excludes=tuple(f"optim={name}" for name in OWN_OPTIMIZERS),
+        changes_nothing=True,
     ),
-    Rule("lr_scheduler_kwargs", "It has none.", excludes=("lr_scheduler_type=linear",), changes_nothing=True),
+    Rule(
+        "lr_scheduler_kwargs",
+        "This schedule takes no arguments.",
+        excludes=("lr_scheduler_type=linear",),
+        changes_nothing=True,
+    ),
 )
 TRAINER_RULES = (
     *OPTIMIZER_RULES,

@@ -217,8 +217,9 @@ def main(
             trainer.old_held_out = held_out_stream(old_held_out)
             trainer.record_facts = {"command": public_command(words), "started": started, "arguments": arguments}
             if publication.is_new:
-                trainer.create_optimizer_and_scheduler(trainer.args.max_steps)  # the last mistakes show here
-                # `train` makes them anew, since FSDP replaces the parameters.
+                # A mistake in their flags must show before the old run is deleted. `train` makes both anew, since FSDP
+                # replaces the parameters.
+                trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
                 trainer.optimizer = trainer.lr_scheduler = None
                 if args.process_index == 0:
                     remove_run(directory)

@@ -78,17 +78,19 @@ def test_pairs_are_made_from_text_and_a_file_that_changes_none_is_refused(tmp_pa
     (tmp_path / "text.txt").write_text(
         "今天新情很好。“我们去看电影！”好\n\nThe horse saw the mill. It was\tthere.\n" * 30
     )
-    (tmp_path / "set.txt").write_text("horse horse\n")
-    flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.txt")]
+    (tmp_path / "set.tsv").write_text("horse horse\n")
+    flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.tsv")]
     flags += ["--output_file", str(tmp_path / "pairs.tsv"), "--max_pairs", "100"]
-    with pytest.raises(ValueError, match=r"set\.txt: .*100"):
+    with pytest.raises(ValueError, match=r"100 .*set\.tsv"):
         confusion.main(flags)
     assert not list(tmp_path.glob("pairs*"))
-    with pytest.raises(ValueError, match=r"set\.txt"):
-        confusion.main([*flags, "--output_file", str(tmp_path / "set.txt")])
+    with pytest.raises(ValueError, match=r"replace.*set\.tsv"):
+        confusion.main([*flags, "--output_file", str(tmp_path / "set.tsv")])
     with pytest.raises(ValueError, match="--files"):
         confusion.main([*flags, "--files", str(tmp_path / "text.txt,weight=2")])
-    (tmp_path / "set.txt").write_text("心 新\n店 电\nhouse horse\n")
+    with pytest.raises(ValueError, match=r"--output_file"):  # a .csv would be read with commas
+        confusion.main([*flags, "--output_file", str(tmp_path / "pairs.csv")])
+    (tmp_path / "set.tsv").write_text("心 新\n店 电\nhouse horse\n")
     confusion.main(flags)
     assert "100 pairs" in capsys.readouterr().out
     header, *rows = (line.split("\t") for line in (tmp_path / "pairs.tsv").read_text().splitlines())

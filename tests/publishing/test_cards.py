@@ -133,6 +133,12 @@ def test_a_part_has_a_task_of_the_hub_only_if_a_stock_pipeline_runs_it(objective
     assert ("AutoModelForSequenceClassification" in body) == (part == "discriminator")
 
 
+@pytest.mark.parametrize(("given", "languages"), [(CARD, ["en"]), (CardArguments(), ["zh"])])
+def test_a_fine_tuned_model_has_the_language_of_its_task_unless_others_are_given(given, languages):
+    run = evaluation_record(language="zh")
+    assert parts(fine_tuned_card([run], REPO, given))[0]["language"] == languages
+
+
 def test_each_metric_and_split_on_the_hub_has_its_entry():
     metrics = {"dev": {"accuracy": 0.5, "f1": None}, "test": {"macro_f1": 0.25}, "extra": {"accuracy": 0.1}}
     run = evaluation_record(metrics=metrics, data={"dev": {"revision": "abc"}})

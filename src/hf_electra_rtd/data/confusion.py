@@ -156,6 +156,8 @@ class MisspellArguments:
 
     def __post_init__(self) -> None:
         check_arguments(self)
+        if not self.output_file.endswith(".tsv"):
+            raise ValueError(f"--output_file {self.output_file}: its columns are divided by tabs, so call it .tsv.")
 
 
 def main(argv: list[str]) -> None:
@@ -184,7 +186,10 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"There is no sentence of {_SHORTEST} to {_LONGEST} characters in the text.")
         if not changed:
             names = ", ".join(arguments.confusion_files)
-            raise ValueError(f"{names}: none of {pairs:,} sentences holds a right word of these rows.")
+            raise ValueError(
+                f"None of {pairs:,} sentences got an error. Are there right words of {names} in them? A share of "
+                f"{arguments.clean_share:g} (--clean_share) stays unchanged in any case."
+            )
     print(f"{arguments.output_file}: {pairs:,} pairs, {changed:,} with an error.")
 
 

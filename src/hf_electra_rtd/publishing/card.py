@@ -133,7 +133,9 @@ class CardArguments:
     """Facts for the model cards."""
 
     license: str | None = flag(None, "License of the weights, as the Hub names it, such as apache-2.0.")
-    languages: list[str] | None = flag(None, "Codes of the languages, such as en.")
+    languages: list[str] | None = flag(
+        None, "Codes of the languages, such as en. Default: that of a fine-tuning's record."
+    )
     corpora: list[str] | None = flag(None, "Hub ids of the corpora, such as wikimedia/wikipedia.")
 
 
@@ -258,7 +260,7 @@ def fine_tuned_card(
         raise ValueError(f"{repo_id}: models of the kind {run.kind} are not published: no stock class has their head.")
     task, auto_class, does = _KINDS[run.kind]
     is_electra = "Electra" in run.model["architecture"]
-    if len(run.language) == 2:  # a code, such as `en`
+    if card.languages is None and len(run.language) == 2:  # a code, such as `en`
         card = replace(card, languages=[run.language])
 
     library = "peft" if adapter else "transformers"

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from hf_electra_rtd.base.files import known_names, reading
+from hf_electra_rtd.base.files import check_name, known_names, reading
 from hf_electra_rtd_command import COMMANDS, FAILED, INTERRUPTED
 
 
@@ -222,9 +222,8 @@ def check_arguments(
                     check_number(f"{dashes}{name}", number, interval)
             if "" in (value if isinstance(value, list) else [value]) and "words" not in entry.metadata:
                 raise ValueError(f"{dashes}{name} has an empty value. Give another, or leave it out.")
-            if choices is not None and value not in choices:
-                known = known_names(str(value), choices, "names")
-                raise ValueError(f"{dashes}{name}: there is no {value!r}. {known}")
+            if choices is not None:
+                check_name(f"{dashes}{name}", value, choices)
 
     def is_given(name: str) -> bool:
         name, has_value, wanted = name.partition("=")

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
@@ -221,6 +221,12 @@ def known_names(name: str, known: Iterable[str], what: str) -> str:
     if len(names) > _MOST_NAMES:
         return f"Some known {what}: {', '.join(difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0))}."
     return f"Known {what}: {', '.join(names)}."
+
+
+def check_name(what: str, name: str, known: Collection[str]) -> None:
+    """Raises ValueError for a value of `what`, such as an argument, that is not a known name."""
+    if name not in known:
+        raise ValueError(f"{what}: there is no {name!r}. {known_names(str(name), known, 'names')}")
 
 
 def _discard(scratch: Path, path: Path) -> None:

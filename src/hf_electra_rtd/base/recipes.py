@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hf_electra_rtd.base.files import check_name
+
 
 @dataclass(frozen=True)
 class Size:
@@ -172,6 +174,5 @@ def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0
 
 def get_size(name: str) -> Size:
     """Returns the named size. Raises ValueError, with the known names, for an unknown one."""
-    if name not in SIZES:
-        raise ValueError(f"There is no size {name!r}. Known sizes: {', '.join(SIZES)}.")
+    check_name("size", name, SIZES)
     return SIZES[name]

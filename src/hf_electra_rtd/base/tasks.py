@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.files import check_name
 
 
 ALL = "all"
@@ -356,11 +356,9 @@ BENCHMARKS: Mapping[str, tuple[Task, ...]] = {"glue": GLUE, "clue": CLUE, "more"
 
 def get_task(benchmark: str, name: str) -> Task:
     """Returns a task of a benchmark. Raises ValueError for an unknown name."""
-    if benchmark not in BENCHMARKS:
-        raise ValueError(f"There is no benchmark {benchmark!r}. {known_names(benchmark, BENCHMARKS, 'benchmarks')}")
+    check_name("benchmark", benchmark, BENCHMARKS)
     tasks = {task.name: task for task in BENCHMARKS[benchmark]}
-    if name not in tasks:
-        raise ValueError(f"{benchmark} has no task {name!r}. {known_names(name, tasks, 'tasks')}")
+    check_name(f"Tasks of {benchmark}", name, tasks)
     return tasks[name]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import check_number
-from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.files import check_name
 from hf_electra_rtd.data.blocks import SequenceBatch
 from hf_electra_rtd.data.tokenization import check_tokenizer, structural_ids
 from hf_electra_rtd.data.words import tokens_that_continue
@@ -84,8 +84,7 @@ class DataCollatorForRTD:
         check_number("mask_probability", mask_probability, "(0, 1)")
         check_number("keep_probability", keep_probability, "[0, 1]")
         check_tokenizer(tokenizer)
-        if masking not in MASKING:
-            raise ValueError(f"masking: there is no {masking!r}. {known_names(masking, MASKING, 'kinds')}")
+        check_name("masking", masking, MASKING)
         self.tokenizer = tokenizer
         self.mask_probability = mask_probability
         self.keep_probability = keep_probability

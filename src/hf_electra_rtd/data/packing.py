@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.base.files import check_name
 from hf_electra_rtd.data.tokenization import token_texts
 from hf_electra_rtd.data.units import SENTENCE_ENDS
 from hf_electra_rtd.ops import randomness
@@ -224,8 +225,7 @@ PACKERS: dict[str, type[Packer]] = {"full": FullPacker, "original": OriginalPack
 
 def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, seed: int) -> Packer:
     """Returns a new packer. Raises ValueError for an unknown name, and for a sequence length that is too short."""
-    if name not in PACKERS:
-        raise ValueError(f"There is no packing {name!r}. Known: {', '.join(PACKERS)}.")
+    check_name("packing", name, PACKERS)
     if max_seq_length < PACKERS[name].minimum_length:
         least = PACKERS[name].minimum_length
         raise ValueError(f"max_seq_length={max_seq_length} is too short for packing={name!r}: take at least {least}.")

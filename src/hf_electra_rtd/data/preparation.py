@@ -24,7 +24,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import check_number
-from hf_electra_rtd.base.files import naming
+from hf_electra_rtd.base.files import check_name, naming
 from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, Blocks, writing_blocks
 from hf_electra_rtd.data.packing import WORD_START, Packer, get_packer
@@ -91,8 +91,7 @@ def prepare_blocks(
     check_number("num_proc", num_proc, "[1, inf)")
     check_tokenizer(tokenizer)
     segmenter, segmenter_name = get_segmenter(word_segmenter)
-    if drop_duplicates not in ("no", "exact"):
-        raise ValueError(f"There is no drop_duplicates={drop_duplicates!r}. Known: no, exact.")
+    check_name("drop_duplicates", drop_duplicates, ("no", "exact"))
     wanted = find_sources(sources, text_column)
     if not wanted or any(source.is_prepared for source in wanted):
         raise ValueError("prepare_blocks needs at least one text or dataset, and takes no block files.")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.files import check_name
 from hf_electra_rtd.data.packing import WORD_START
 from hf_electra_rtd.data.tokenization import continuing_prefix, get_backend, token_texts
 from hf_electra_rtd.data.units import SENTENCE_ENDS
@@ -51,9 +51,10 @@ def get_segmenter(segmenter: str | Segmenter | None) -> tuple[Segmenter | None, 
     the header of a block file. Raises ValueError for an unknown name, and for a package that is not installed."""
     if callable(segmenter):
         return segmenter, ".".join(getattr(segmenter, name, "?") for name in ("__module__", "__qualname__"))
-    if segmenter is not None and segmenter not in SEGMENTERS:
-        raise ValueError(f"There is no word segmenter {segmenter!r}. {known_names(segmenter, SEGMENTERS, 'ones')}")
-    return (None, BY_TOKENIZER) if segmenter is None else SEGMENTERS[segmenter]()
+    if segmenter is None:
+        return None, BY_TOKENIZER
+    check_name("word_segmenter", segmenter, SEGMENTERS)
+    return SEGMENTERS[segmenter]()
 
 
 def tokens_that_continue(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:

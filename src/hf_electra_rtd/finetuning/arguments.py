@@ -8,7 +8,7 @@ from typing import Literal
 from transformers import TrainingArguments
 
 from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, required
-from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.files import check_name
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
 from hf_electra_rtd.finetuning.scores import METRICS
 from hf_electra_rtd.training.arguments import (
@@ -99,8 +99,7 @@ class OwnTaskArguments:
             raise ValueError("labels must name two or more different classes or tags.")
         known = METRICS[self.task_kind]
         for metric in self.metrics or ():
-            if metric not in known:
-                raise ValueError(f"metrics: {known_names(metric, known, f'metrics of {self.task_kind}')}")
+            check_name(f"metrics of {self.task_kind}", metric, known)
         if self.metrics and self.metrics[0] == "false_positive_rate":
             raise ValueError("metrics: a lower false_positive_rate is better, so it cannot be the first.")
 

@@ -1,5 +1,5 @@
-"""The code that `detect --as_is` and `correct` share: flags, cutting texts into pieces, and writing results as
-lines."""
+"""The code that `detect --as_is`, `correct` and `score` share: flags, reading texts, cutting them into pieces, and
+writing results as lines."""
 
 from __future__ import annotations
 
@@ -132,24 +132,36 @@ class TextJudge(ABC):
             yield places, encoding, {name: torch.tensor(ids, device=device) for name, ids in encoding.items()}
 
 
+def read_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], file: str | None, size: int, refuses: bool
+) -> Iterator[list[str]]:
+    """Yields `size` texts at a time: the given ones, or else the lines of a file or of the standard input (one at a
+    time where a person types them). After the last ones, `check_known` warns of texts that are unknown to the
+    vocabulary, or refuses them."""
+    lines = iter(texts or read_lines(file))
+    is_typed = not texts and file is None and sys.stdin.isatty()
+    num_unknown = 0
+    num_tokens = 0
+    while some := list(islice(lines, 1 if is_typed else size)):
+        of_unknown, of_all = count_unknown_in(tokenizer, some)
+        num_unknown += of_unknown
+        num_tokens += of_all
+        yield some
+    check_known(file or "The texts", num_unknown, num_tokens, refuses=refuses)
+
+
 def run_on_texts(judge: TextJudge, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
     """Prints the result of a judge for each text, by `show` or as a JSON line, and at the end how many texts were
     skipped. Raises ValueError for a file, or the standard input, that is unknown to the vocabulary (see
     `check_known`); the output file is then not written."""
     total = 0
-    num_unknown = 0
-    num_tokens = 0
     skipped: Counter[str] = Counter()
     is_shown = bool(arguments.texts) and arguments.output_file is None
     is_text = (arguments.format or ("text" if is_shown else "json")) == "text"
-    lines = iter(arguments.texts or read_lines(arguments.file))
-    is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
+    batches = read_texts(judge.tokenizer, arguments.texts, arguments.file, _LINES_AT_ONCE, not arguments.texts)
     with _opened(arguments.output_file) as output:
-        while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
+        for some in batches:
             total += len(some)
-            of_unknown, of_all = count_unknown_in(judge.tokenizer, some)
-            num_unknown += of_unknown
-            num_tokens += of_all
             for result in judge.results(some):
                 skipped.update([result["skipped"]] if "skipped" in result else [])
                 if is_text:
@@ -158,7 +170,6 @@ def run_on_texts(judge: TextJudge, arguments: TextArguments, show: Callable[[dic
                     print(json.dumps(result, ensure_ascii=False), file=output, flush=True)
         for why, count in skipped.items():
             print(f"{count:,} of {total:,} texts skipped: {why}.", file=sys.stderr)
-        check_known(arguments.file or "The texts", num_unknown, num_tokens, refuses=not arguments.texts)
 
 
 @contextmanager

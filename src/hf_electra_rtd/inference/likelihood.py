@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
@@ -32,8 +31,8 @@ from transformers.utils.logging import disable_progress_bar
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.base.records import EvaluationRecord, public_command, utc_now
-from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import check_known, count_unknown_in
+from hf_electra_rtd.inference.judging import read_texts
 from hf_electra_rtd.inference.minimal_pairs import (
     SETTINGS,
     judge_pairs,
@@ -77,9 +76,7 @@ def main(argv: list[str]) -> None:
     if arguments.pairs is not None:
         _score_pairs(arguments, arguments.pairs, argv)
         return
-    lines = arguments.texts or read_lines()
     judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)
-    texts = (line.strip() for line in lines)
     skipped = 0
 
     def score(batch: list[str]) -> list[dict[str, Any]]:
@@ -95,16 +92,11 @@ def main(argv: list[str]) -> None:
             for value, of_text in zip(scores, ids, strict=True)
         ]
 
-    num_unknown = num_tokens = 0
-    is_typed = not arguments.texts and sys.stdin.isatty()
-    while batch := list(islice(texts, 1 if is_typed else arguments.batch_size)):
-        of_unknown, of_all = count_unknown_in(judge.tokenizer, batch)
-        num_unknown += of_unknown
-        num_tokens += of_all
-        for text, facts in zip(batch, score(batch), strict=True):
+    for lines in read_texts(judge.tokenizer, arguments.texts, None, arguments.batch_size, refuses=False):
+        texts = [line.strip() for line in lines]
+        for text, facts in zip(texts, score(texts), strict=True):
             print(json.dumps({"text": text, **facts}, ensure_ascii=False), flush=True)
             skipped += "skipped" in facts
-    check_known("The texts", num_unknown, num_tokens, refuses=False)
     if skipped:
         print(f"Skipped: {skipped:,} text(s) without a token, or with too many.", file=sys.stderr)
 

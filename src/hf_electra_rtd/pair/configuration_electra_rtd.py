@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, ElectraConfig, PreTrainedConfig
 
 from hf_electra_rtd.base.cli import Rule, check_arguments
-from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.files import check_name, known_names
 from hf_electra_rtd.base.recipes import get_size
 from hf_electra_rtd.encoders.detectors import label
 from hf_electra_rtd.encoders.families import (
@@ -63,7 +63,7 @@ _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 # All options that say how the networks work together. A resumed run has them in common with its checkpoint.
 OPTIONS = ("objective", *_OF_NETWORK, *_OF_GENERATOR, "discriminator_weight")
 # The options that take names, and the names.
-_NAMES: dict[str, Iterable[str]] = {
+_NAMES: dict[str, Collection[str]] = {
     "objective": OBJECTIVE_TRAITS,
     "sharing": SHARED_SIZES,
     "generator": GENERATOR_NAMES,
@@ -198,9 +198,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
 def refuse_unknown_names(options: Mapping[str, Any]) -> None:
     """Raises ValueError for an objective, a mode of sharing or a kind of generator that does not exist."""
     for option, known in _NAMES.items():
-        if option in options and options[option] not in known:
-            names = ", ".join(map(repr, known))
-            raise ValueError(f"There is no {option}={options[option]!r}. Known are: {names}.")
+        if option in options:
+            check_name(option, options[option], known)
 
 
 def needs_generator_network(objective: str = "rtd", generator: str = "masked_lm", **others: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.files import check_name
 from hf_electra_rtd.base.records import ExportRecord, count_cores
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.ops import best_and_lead
@@ -76,8 +76,7 @@ def load_onnx(directory: str | os.PathLike[str], runtime: str = "onnx", kind: st
     `GRAPHS`. Raises ValueError for an unknown name, another directory, an export of another `kind` than is wanted, and
     without onnxruntime."""
     directory = Path(directory)
-    if runtime not in GRAPHS:
-        raise ValueError(f"runtime: there is no {runtime!r}. {known_names(runtime, GRAPHS, 'graphs')}")
+    check_name("runtime", runtime, GRAPHS)
     if not (directory / ExportRecord.FILE).is_file():
         raise ValueError(
             f"{directory} holds no export: there is no {ExportRecord.FILE}. Make one by `hf-electra-rtd export`, and "

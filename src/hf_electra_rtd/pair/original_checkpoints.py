@@ -28,7 +28,7 @@ from transformers import ElectraConfig, ElectraForPreTraining
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import naming, read_json, reading
+from hf_electra_rtd.base.files import check_name, naming, read_json, reading
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config, refuse_unknown
@@ -206,8 +206,7 @@ def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
     overrides = values["model_hparam_overrides"]
     size = values["model_size"]
     refuse_unknown(overrides, OVERRIDES, "model_hparam_overrides")
-    if size not in MODEL_SIZES:
-        raise ValueError(f"There is no model_size {size!r}. Known sizes: {', '.join(MODEL_SIZES)}.")
+    check_name("model_size", size, MODEL_SIZES)
     if overrides.get("hidden_act", "gelu") != "gelu":
         raise ValueError("The masked-LM head of `transformers` supports no other hidden_act than 'gelu'.")
     named = {name: SIZES[size].architecture[name] for name in ("hidden_size", "num_hidden_layers")}

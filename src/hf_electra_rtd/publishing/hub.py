@@ -21,6 +21,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, er
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from hf_electra_rtd.base.records import public
+from hf_electra_rtd.pair.onnx_model import GRAPHS
 from hf_electra_rtd.pair.places import NETWORK_FILES
 
 
@@ -28,12 +29,8 @@ logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
 # The files of a model that may be uploaded, in addition to `NETWORK_FILES`.
-GRAPHS = (
-    "onnx/model.onnx",
-    "onnx/model.onnx_data",  # the weights of a large graph
-    "onnx/model_quantized.onnx",
-)
-MODEL_FILES = (*NETWORK_FILES, *GRAPHS)
+GRAPH_FILES = (*GRAPHS.values(), "onnx/model.onnx_data")  # the last one holds the weights of a large graph
+MODEL_FILES = (*NETWORK_FILES, *GRAPH_FILES)
 
 _BEGIN = "<!-- hf-electra-rtd: the next push replaces this part, down to the end marker. Write above or below it. -->"
 _END = "<!-- hf-electra-rtd: end -->"

@@ -24,7 +24,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import safe_open
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.base.files import hash_model, known_names, read_json, reading
+from hf_electra_rtd.base.files import check_name, hash_model, read_json, reading
 from hf_electra_rtd.base.records import (
     HUB_TOKEN,
     EvaluationRecord,
@@ -115,8 +115,7 @@ def repository_ids(hub_model_id: str, model: dict[str, Any], parts: Sequence[str
         parts = ("discriminator", "generator", "detector") if kind == "bare" else ("discriminator", "generator")
     ids = {}
     for part in parts:
-        if part not in PARTS:
-            raise ValueError(f"There is no part {part!r}. {known_names(part, PARTS, 'parts')}")
+        check_name("parts", part, PARTS)
         if is_there[part]:
             is_encoder = part == "discriminator" and kind == "encoder"
             ids[part] = _repo_id(hub_model_id, "encoder" if is_encoder else part)
@@ -266,7 +265,7 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
     """Adds to a repository the files of the model in `directory`, its card, and `more`, and returns it. No other file
     of the directory is published. Raises ValueError for a file that must not be published."""
     model: Files = {name: directory / name for name in hub.MODEL_FILES if (directory / name).exists()}
-    if model.keys().isdisjoint((*WEIGHTS, *hub.GRAPHS)):
+    if model.keys().isdisjoint((*WEIGHTS, *hub.GRAPH_FILES)):
         raise ValueError(f"{directory} holds no {WEIGHTS[0]}. Save it as safetensors, or publish other parts.")
     for name in model.keys() & {*WEIGHTS}:
         with reading(directory / name, "Restore the file, or finish the run again."):

@@ -10,6 +10,7 @@ from math import inf, nan
 from types import SimpleNamespace
 
 import pytest
+from transformers import HfArgumentParser
 
 import hf_electra_rtd_command
 from hf_electra_rtd import RTDTrainingArguments
@@ -21,6 +22,7 @@ from hf_electra_rtd.base.cli import (
     check_arguments,
     check_number,
     flag,
+    help_of,
     parse_arguments,
     required,
     run,
@@ -196,6 +198,12 @@ def test_numbers_and_names_are_those_of_their_fields_and_defaults_need_no_check(
             Checked(**{name: value})
 
 
+@pytest.mark.parametrize("type_", [RTDTrainingArguments, fine_tuning.FineTuningArguments])
+def test_a_parser_of_transformers_reads_our_arguments_too(type_, tmp_path):
+    (read,) = HfArgumentParser(type_).parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--use_cpu"])
+    assert read == type_(str(tmp_path), use_cpu=True)
+
+
 def test_an_option_that_changes_nothing_is_told_once(caplog):
     rule = Rule("kind=second", "Why.", needs=("rates",), changes_nothing=True)
     for _ in range(2):
@@ -249,10 +257,11 @@ def test_no_table_of_rules_is_left_out_here():
 
 def another_value(entry):
     """A valid value of a field that is not its default."""
-    if "one_of" in entry.metadata:
-        return next(name for name in entry.metadata["one_of"] if name != entry.default)
-    if "interval" in entry.metadata:
-        low, high = map(float, entry.metadata["interval"][1:-1].split(", "))
+    told = help_of(entry)
+    if told.choices:
+        return next(name for name in told.choices if name != entry.default)
+    if told.interval:
+        low, high = map(float, told.interval[1:-1].split(", "))
         low = max(low, -1.0)
         inside = [low + min(1.0, high - low) / share for share in (2, 3)]
         return next(value for value in inside if value != entry.default)
@@ -278,12 +287,12 @@ def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog)
         for need in lacking:
             if "=" in need:
                 owner, entry = owners[need.partition("=")[0]]
-                names = entry.metadata.get("one_of", ["another"])
+                names = help_of(entry).choices or ["another"]
                 value = next(name for name in names if f"{entry.name}={name}" not in lacking)
                 object.__setattr__(owner, entry.name, value)
         for name, _, value in (part.partition("=") for part in given):
             owner, entry = owners[name]
-            number = json.loads(value) if value and "interval" in entry.metadata else value
+            number = json.loads(value) if value and help_of(entry).interval else value
             object.__setattr__(owner, name, another_value(entry) if value == "" else number)
         check_arguments(*made, rules=[rule])
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import pandas as pd
 import pytest
 import torch
 from rich.console import Console
@@ -111,6 +112,18 @@ def test_a_detector_moves_probabilities_to_the_rate_of_errors(model, tokenizer):
     for rate in (0, 1):
         with pytest.raises(ValueError, match="error_rate"):
             Detector(model.discriminator, tokenizer, error_rate=rate)
+
+
+def test_a_judge_switches_dropout_off_while_it_reads_and_takes_texts_alone(model, tokenizer):
+    dropout = ElectraForRTDPretraining(tiny_config(hidden_dropout_prob=0.5)).discriminator.train()
+    detector = Detector(dropout, tokenizer)
+    assert detector("the old mill") == detector("the old mill")
+    assert dropout.training
+    frame = pd.DataFrame({"text": ["the old mill"]})
+    for table in (frame, {"text": ["the old mill"]}, [{"text": "the old mill"}]):
+        with pytest.raises(ValueError, match="column"):
+            detector(table)
+    assert detector(frame["text"]) == [detector("the old mill")]
 
 
 # ---- Loading ----

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from transformers import AutoModelForPreTraining, ElectraForMaskedLM, ElectraForPreTraining
 
@@ -171,9 +172,20 @@ def test_exported_towers_say_what_the_pair_says_and_join_again(tmp_path, batch, 
     assert str(tmp_path) not in (tmp_path / "pair" / "config.json").read_text()
 
 
-def test_tensors_of_disentangled_embeddings_are_not_read_as_others(tmp_path):
-    ElectraForRTDPretraining(tiny_config(sharing="gdes")).save_pretrained(tmp_path / "gdes")
-    ElectraForRTDPretraining(tiny_config(sharing="none")).save_pretrained(tmp_path / "none")
-    for saved, wanted in (("gdes", "none"), ("none", "gdes")):
-        with pytest.raises(ValueError, match=f"'{saved}'.*'{wanted}'"):
-            ElectraForRTDPretraining.from_pretrained(tmp_path / saved, sharing=wanted)
+@pytest.mark.parametrize(
+    ("saved", "wanted"), [("gdes", "none"), ("none", "gdes"), ("none", "word"), ("embeddings", "none")]
+)
+def test_a_pair_is_not_read_with_another_mode_of_sharing(saved, wanted, tmp_path):
+    ElectraForRTDPretraining(tiny_config(sharing=saved)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"'{saved}'.*'{wanted}'"):
+        ElectraForRTDPretraining.from_pretrained(tmp_path, sharing=wanted)
+    ElectraForRTDPretraining.from_pretrained(tmp_path, sharing=saved)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft reads it; transformers warns
+@pytest.mark.parametrize("sharing", ["none", "word", "embeddings", "gdes"])
+def test_a_pair_with_merged_adapters_is_saved_and_read_like_any_other(sharing, tmp_path):
+    model = ElectraForRTDPretraining(tiny_config(sharing=sharing))
+    adapted = get_peft_model(model, LoraConfig(target_modules=["query"]))
+    adapted.merge_and_unload().save_pretrained(tmp_path)
+    assert_shares_exactly(ElectraForRTDPretraining.from_pretrained(tmp_path), sharing)

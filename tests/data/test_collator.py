@@ -95,6 +95,8 @@ def test_sequences_are_padded_to_the_longest_or_a_fixed_length_whatever_a_tokeni
     batch = DataCollatorForRTD(tokenizer)(sequences)
     assert batch["input_ids"].shape == (2, 7)
     assert batch["attention_mask"].sum(dim=1).tolist() == [7, 4]
+    tensors = [{key: torch.tensor(value) for key, value in row.items()} for row in sequences]
+    assert DataCollatorForRTD(tokenizer)(tensors)["attention_mask"].sum(dim=1).tolist() == [7, 4]
     batch = DataCollatorForRTD(tokenizer, max_seq_length=50)(features([20, 30]))
     assert batch["input_ids"].shape == (2, 50)
     assert batch["labels"].shape == (2, 8)

@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     DataCollatorForLanguageModeling,
     Trainer,
@@ -255,6 +256,24 @@ def test_a_run_that_becomes_longer_has_the_rates_of_the_longer_run_and_the_inter
     assert rates[0] == rates[1]
     assert rates[0][0][1] > 0
     assert {path.name for path in (tmp_path / "longer").glob("checkpoint-*")} == {"checkpoint-7", "checkpoint-8"}
+
+
+def test_other_held_out_sequences_are_evaluated_and_predicted_as_those_of_the_constructor(tmp_path, blocks, tokenizer):
+    trainer = make_trainer(tmp_path, blocks, tokenizer)
+    expected = trainer.evaluate()["eval_generator_loss"]
+    assert trainer.evaluate(blocks[1])["eval_generator_loss"] == expected
+    assert trainer.predict(blocks[1]).metrics["test_generator_loss"] == expected
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft reads it; transformers warns
+def test_a_model_arguments_and_blocks_that_do_not_fit_are_refused(tmp_path, blocks, tokenizer):
+    model = ElectraForRTDPretraining(tiny_config())
+    adapted = get_peft_model(model, LoraConfig(target_modules=["query"]))
+    plain = TrainingArguments(str(tmp_path), use_cpu=True)
+    longer = arguments(tmp_path, max_seq_length=64)
+    for given, message in (((adapted, longer), "Peft"), ((model, plain), "Training"), ((model, longer), "64")):
+        with pytest.raises(ValueError, match=message):
+            RTDTrainer(*given, *blocks, processing_class=tokenizer)
 
 
 def test_a_dataset_without_a_length_and_several_held_out_ones_are_refused(tmp_path, blocks, tokenizer):

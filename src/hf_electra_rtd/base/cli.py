@@ -173,6 +173,21 @@ def parse_size(flag: str, text: str | None) -> int | None:
         raise ValueError(f"--{flag} {text}: name a size, such as 512MB or 24GB.") from None
 
 
+class Help(str):
+    """The help of a flag, which also carries what [`flag`] is told about it: a HfArgumentParser passes all metadata of
+    a field to argparse, which knows `help` alone."""
+
+    interval: str | None = None
+    choices: tuple[str, ...] | None = None
+    words: str | None = None
+
+
+def help_of(entry: Any) -> Help:
+    """Returns the help of a field; that of a field which `flag` did not make carries nothing."""
+    text = entry.metadata.get("help", "")
+    return text if isinstance(text, Help) else Help(text)
+
+
 def flag(
     default: Any,
     help: str,
@@ -184,8 +199,11 @@ def flag(
     bounds a number or each number of a list. `choices` are the names that a text may be. [`check_arguments`] checks
     both. A list with `words` takes the positional words of the command line; `words` is the name of such a word in the
     help."""
-    ours = {"interval": interval, "one_of": choices and tuple(choices), "words": words}
-    metadata = {"help": help, **{key: value for key, value in ours.items() if value is not None}}
+    text = Help(help)
+    text.interval = interval
+    text.choices = choices and tuple(choices)
+    text.words = words
+    metadata = {"help": text}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -213,17 +231,17 @@ def check_arguments(
             name = entry.name
             value = values[name] = getattr(dataclass_, name)
             default = defaults[name] = entry.default if entry.default_factory is MISSING else entry.default_factory()
-            interval = entry.metadata.get("interval") or (intervals or {}).get(name)
-            choices = entry.metadata.get("one_of")
+            told = help_of(entry)
+            interval = told.interval or (intervals or {}).get(name)
             if value is None or value == default:
                 continue
             if interval is not None:
                 for number in value if isinstance(value, list) else [value]:
                     check_number(f"{dashes}{name}", number, interval)
-            if "" in (value if isinstance(value, list) else [value]) and "words" not in entry.metadata:
+            if "" in (value if isinstance(value, list) else [value]) and told.words is None:
                 raise ValueError(f"{dashes}{name} has an empty value. Give another, or leave it out.")
-            if choices is not None:
-                check_name(f"{dashes}{name}", value, choices)
+            if told.choices is not None:
+                check_name(f"{dashes}{name}", value, told.choices)
 
     def is_given(name: str) -> bool:
         name, has_value, wanted = name.partition("=")
@@ -303,8 +321,8 @@ class _Parser(HfArgumentParser):
         self._hidden = {*hidden, *self._inherited.intersection(_IGNORED)}
         for entry, type_ in known if help_groups else ():
             self._title_of.setdefault(entry.name, _title(type_, entry.name))
-        words = "".join(f" [{entry.metadata['words']} ...]" for entry, _ in known if "words" in entry.metadata)
-        self._has_words = bool(words)
+        self._words = {entry.name: text for entry, _ in known if (text := help_of(entry).words)}
+        words = "".join(f" [{text} ...]" for text in self._words.values())
         super().__init__(
             dataclass_types,
             description=description,
@@ -322,13 +340,12 @@ class _Parser(HfArgumentParser):
     def add_argument(self, *names: Any, **options: Any) -> Any:
         """Adds a flag to its group, named with underscores: `parse_arguments` reads `--a-b` as `--a_b`."""
         names = tuple(name for name in names if "-" not in name.lstrip("-"))
-        ours = {key: options.pop(key, None) for key in ("interval", "one_of", "words")}
         name = names[0].lstrip("-")
-        if ours["words"] is not None:
-            metavar = ours["words"]
+        if name in self._words:
+            metavar = self._words[name]
             super().add_argument(name, nargs="*", metavar=metavar, default=argparse.SUPPRESS, help=options["help"])
             options["help"] = argparse.SUPPRESS  # only `--config` uses the flag itself
-        if self._has_words and options.get("const") is True:  # `--flag TEXT` must not give TEXT to a switch
+        if self._words and options.get("const") is True:  # `--flag TEXT` must not give TEXT to a switch
             options = {"action": "store_true", "help": options.get("help")}
         if options.get("type") in _METAVARS and "metavar" not in options:
             options["metavar"] = _METAVARS[options["type"]]

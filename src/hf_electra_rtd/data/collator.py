@@ -29,6 +29,7 @@ from hf_electra_rtd.ops import (
 # What is masked together: single tokens (None), or groups of 1, 2, ... words with these probabilities. `ngram` is that
 # of MacBERT (arXiv:2004.13922, section 4); `span` that of SpanBERT (arXiv:1907.10529, section 3.1): geometric with p =
 # 0.2, at most 10 words.
+_KEPT = " A plain Trainer removes such columns, unless it has remove_unused_columns=False."
 _GEOMETRIC = [0.8**length for length in range(10)]
 MASKING: dict[str, tuple[float, ...] | None] = {
     "token": None,
@@ -114,7 +115,9 @@ class DataCollatorForRTD:
         documents: dict[str, np.ndarray] = {}
         if self.document_attention:
             if (starts_BL := batch.document_starts) is None:
-                raise ValueError("document_attention: a column document_starts must say where documents begin.")
+                raise ValueError(
+                    "document_attention: it needs a column document_starts, where documents begin." + _KEPT
+                )
             ids_BL = starts_BL.cumsum(axis=1)
             types_BL &= ids_BL == np.take_along_axis(ids_BL, batch.second_segments[:, None] - 1, axis=1)
             if (ids_BL > ids_BL[:, :1]).any():
@@ -170,7 +173,9 @@ class DataCollatorForRTD:
         if self.seed is None:
             return torch.rand(len(batch), count).numpy()
         if batch.stream_positions is None:
-            raise ValueError("With a seed, sequences need their stream_position: wrap the dataset in SequenceStream.")
+            raise ValueError(
+                "With a seed, sequences need their stream_position: wrap the dataset in SequenceStream." + _KEPT
+            )
         return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
 
 
@@ -191,7 +196,7 @@ def _offsets(starts_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
 def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> SequenceBatch:
     """Gathers plain features into a batch. Padding that a tokenizer added is recognized by its `attention_mask`."""
     masks = [feature.get("attention_mask", [1] * len(feature["input_ids"])) for feature in features]
-    lengths = np.array([int(np.sum(mask)) for mask in masks])
+    lengths = np.array([int(np.asarray(mask).sum()) for mask in masks])
     length = int(lengths.max()) if max_seq_length is None else max_seq_length
     if lengths.max() > length:
         raise ValueError(f"A sequence has {lengths.max()} tokens, more than max_seq_length={length}. Truncate it.")

@@ -7,7 +7,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -63,7 +63,6 @@ class TextJudge(ABC):
         self.tokenizer: Any = tokenizer
         self.batch_size = batch_size
         self.max_length = min(max_length, longest(model.config))
-        tokenizer.padding_side = "right"
 
     @abstractmethod
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
@@ -80,9 +79,12 @@ class TextJudge(ABC):
         that are unknown to the vocabulary (see `check_known`)."""
         if isinstance(texts, str):
             return self([texts])[0]
-        texts = [*texts]
-        check_known("The texts", *count_unknown_in(self.tokenizer, texts), refuses=False)
-        return self.results(texts)
+        given = [*texts]
+        is_table = isinstance(texts, Mapping) or getattr(texts, "ndim", 1) > 1
+        if is_table or not all(isinstance(text, str) for text in given):
+            raise ValueError(f"Give a text, or a list of texts, not a {type(texts).__name__}, of which give a column.")
+        check_known("The texts", *count_unknown_in(self.tokenizer, given), refuses=False)
+        return self.results(given)
 
     @torch.no_grad()
     def results(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -90,7 +92,13 @@ class TextJudge(ABC):
         cut = list(map(self.pieces, texts))
         pieces = [(row, begin, piece) for row, (of_text, _) in enumerate(cut) for begin, piece in of_text]
         findings: list[list[tuple[Any, ...]]] = [[] for _ in texts]
-        for (row, begin, _), of_piece in zip(pieces, self.judge([piece for *_, piece in pieces]), strict=True):
+        training = self.model.training
+        self.model.eval()
+        try:
+            judged = self.judge([piece for *_, piece in pieces])
+        finally:
+            self.model.train(training)
+        for (row, begin, _), of_piece in zip(pieces, judged, strict=True):
             findings[row] += [(begin + at, *rest) for at, *rest in of_piece]
         results = []
         for text, of_text, (_, why) in zip(texts, findings, cut, strict=True):
@@ -126,7 +134,7 @@ class TextJudge(ABC):
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for begin in range(0, len(order), self.batch_size):
             places = order[begin : begin + self.batch_size]
-            options = {"padding": True, "truncation": True, "max_length": self.max_length}
+            options = {"padding": True, "padding_side": "right", "truncation": True, "max_length": self.max_length}
             encoding = self._encode([texts[place] for place in places], **options)
             device = self.model.device
             yield places, encoding, {name: torch.tensor(ids, device=device) for name, ids in encoding.items()}

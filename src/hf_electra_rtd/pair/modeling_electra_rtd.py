@@ -127,7 +127,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         load: Any = partial(load_pretrained, super())
         if name is not None and (wanted := kwargs.get("sharing")) is not None:
             saved = towers.read_config(name, **kwargs).get("sharing", cls.config_class.sharing)
-            if saved != wanted and "gdes" in (saved, wanted):  # gdes stores differences under the usual names
+            if saved != wanted:
                 raise ValueError(
                     f"{name} was saved with sharing={saved!r} and cannot be read with sharing={wanted!r}: save the "
                     "towers (save_towers) and join them again."
@@ -371,7 +371,10 @@ class ElectraForRTDPretraining(PreTrainedModel):
         return cast(nn.Embedding, self.discriminator.get_input_embeddings())
 
     def get_output_embeddings(self) -> nn.Module | None:
-        return None if self.generator is None else self.generator.get_output_embeddings()
+        """Returns the generator's output layer if it shares the table of `get_input_embeddings`: from two different
+        tensors, peft would conclude that nothing is tied."""
+        layer = None if self.generator is None else self.generator.get_output_embeddings()
+        return layer if layer is not None and layer.weight is self.get_input_embeddings().weight else None
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

@@ -154,7 +154,7 @@ def load_whole(
         "output_loading_info": True,
     }
     load = load or partial(load_pretrained, model_class)
-    with reading(source, "Its config.json or its weights are damaged."):
+    with reading(source, "Its config.json or its weights are damaged, or an option is wrong."):
         try:
             model, report = load(source, **options)
             if choose_head(model, report["unexpected_keys"], options.setdefault("config", model.config)):

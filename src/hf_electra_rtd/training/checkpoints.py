@@ -132,6 +132,7 @@ def describe_run(
         "held_out": _identify(held_out),
         "seed": stream.seed,
         "sequences_per_step": args.sequences_per_step,
+        "max_seq_length": args.max_seq_length,
         "mask_probability": args.mask_probability,
         "masking": args.masking,
         "document_attention": args.document_attention,

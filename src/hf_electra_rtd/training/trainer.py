@@ -34,7 +34,7 @@ from hf_electra_rtd.base.records import (
     public_command,
     utc_now,
 )
-from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
+from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, Blocks, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.pair.measures import Measure
@@ -215,6 +215,11 @@ class RTDTrainer(OriginalTrainer):
         publication: publishing.PretrainingPublication | None = None,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(model, ElectraForRTDPretraining) or not isinstance(args, RTDTrainingArguments):
+            raise ValueError(
+                "RTDTrainer trains an ElectraForRTDPretraining by RTDTrainingArguments, not a "
+                f"{type(model).__name__} by {type(args).__name__}. A plain Trainer trains adapters of one."
+            )
         args = copy.copy(args)  # the code below changes some for this run
         if args.n_gpu > 1:
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
@@ -224,11 +229,15 @@ class RTDTrainer(OriginalTrainer):
             raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
         if args.deepspeed_plugin is not None:
             raise ValueError("DeepSpeed shards weights in a way that checkpoints here do not. Use FSDP2.")
-        is_ours = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None
-        if is_ours or data_collator is None:
+        is_seeded = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None
+        self._makes_streams = is_seeded or data_collator is None
+        if self._makes_streams:
             for name, sequences in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
                 if sequences is not None and (not isinstance(sequences, Sized) or isinstance(sequences, dict)):
                     raise ValueError(f"{name} must be one dataset with a length, not a {type(sequences).__name__}.")
+                blocks = getattr(sequences, "sequences", sequences)
+                if isinstance(blocks, Blocks) and (found := blocks.header.max_seq_length) != args.max_seq_length:
+                    raise ValueError(f"{name} has max_seq_length={found}, and args {args.max_seq_length}.")
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
             eval_dataset = held_out_stream(eval_dataset)
         if data_collator is None:
@@ -279,7 +288,14 @@ class RTDTrainer(OriginalTrainer):
         return protect_workers(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        return protect_workers(super().get_eval_dataloader(eval_dataset))
+        return protect_workers(super().get_eval_dataloader(self._held_out(eval_dataset)))
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        return protect_workers(super().get_test_dataloader(self._held_out(test_dataset)))
+
+    def _held_out(self, dataset: Any) -> Any:
+        """Returns a dataset as the constructor would take it as `eval_dataset`."""
+        return held_out_stream(dataset) if self._makes_streams and isinstance(dataset, Sized) else dataset
 
     # ---- Optimization ----
 

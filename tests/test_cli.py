@@ -84,12 +84,13 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(config):
     [
         ("learning_rat: 1", "no flag 'learning_rat'. Did you mean 'learning_rate'"),
         ("- a", "must hold flags and values"),
+        ("max_steps: [1, 2]", "max_steps takes one value"),
         ("a: [", "cannot be read"),
         ("a: !!python/object/apply:os.mkdir [code_ran]", "cannot be read"),
         (None, "cannot be read: .*No such file"),
     ],
 )
-def test_a_file_that_holds_no_known_flags_is_refused(config, text, message):
+def test_a_file_that_holds_no_known_flags_or_values_is_refused(config, text, message):
     with pytest.raises(ValueError, match=message):
         parse("--config", "nowhere.yaml" if text is None else config(text))
 

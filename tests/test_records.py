@@ -45,6 +45,12 @@ def test_records_are_found_through_links(tmp_path):
     assert EvaluationRecord.find(tmp_path / "run", 1) == []
 
 
+def test_records_of_numbered_places_are_in_the_order_of_their_numbers(tmp_path):
+    for place in ("100", "25", "50"):
+        evaluation_record("mrpc", 42, 0.7).save(tmp_path / place)
+    assert [path.parent.name for path in EvaluationRecord.find(tmp_path)] == ["25", "50", "100"]
+
+
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     record = replace(run_record("rtd", "tiny"), metrics={"eval_discriminator_auc": float("nan")})
     record.save(tmp_path)

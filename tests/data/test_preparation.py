@@ -1,5 +1,6 @@
 import itertools
 import os
+import shutil
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -213,6 +214,15 @@ def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp
     changes = [{"seed": 1}, {"packing": "original"}, {"drop_duplicates": "exact"}, {"held_out_share": 0.2}]
     changes += [{"length": 16}, {"tokenizer": load_tokenizer(str(tmp_path / "vocab.txt"))}]
     changes += [{"sources": tmp_path / "other.txt"}, {"sources": f"{corpus},weight=2"}]
+    kept = (blocks / "train.blocks").read_bytes()
+    needed = {**options, "sha256": first[0].header.sha256}  # by a run that is resumed
+    for changed in changes:
+        with pytest.raises(ValueError, match="resumed"):
+            prepare(**{**needed, **changed})
+    shutil.copy(corpus, tmp_path / "renamed.txt")
+    assert prepare(**{**needed, "sources": tmp_path / "renamed.txt"})[0].header == first[0].header
+    assert (blocks / "train.blocks").read_bytes() == kept
+    assert encode.call_count == 2
     for number, changed in enumerate(changes, start=3):
         prepare(**{**options, **changed})
         assert encode.call_count == number, changed

@@ -38,13 +38,17 @@ def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp
     assert [file.header for file in opened] == [file.header for file in first]
 
 
-def test_a_resumed_run_reads_its_text_again_only_if_named_otherwise(tmp_path, corpus, tokenizer, monkeypatch):
+def test_a_resumed_run_reads_its_text_only_if_named_otherwise_and_keeps_its_blocks(
+    tmp_path, corpus, tokenizer, monkeypatch
+):
     read = Mock(wraps=open_texts)
     before, _ = get_sequences(DataArguments([str(corpus)]), RUN, tmp_path, tokenizer)
     monkeypatch.setattr("hf_electra_rtd.data.preparation.open_texts", read)
-    for options, times in (({}, 0), ({"train_files": [f"{corpus},weight=2"]}, 1), ({"packing": "original"}, 2)):
+    resumed = {"train": before.header.sha256}
+    for options, times in (({}, 0), ({"train_files": [f"{corpus},weight=2"]}, 1), ({"packing": "original"}, 1)):
         data = DataArguments(**{"train_files": [str(corpus)], **options})
-        get_sequences(data, RUN, tmp_path, tokenizer, before.header.sha256)
+        with pytest.raises(ValueError, match="resumed") if options else nullcontext():
+            get_sequences(data, RUN, tmp_path, tokenizer, resumed)
         assert read.call_count == times
 
 

@@ -76,9 +76,10 @@ def test_pieces_are_the_text_and_end_after_sentences(chinese, byte_level):
         cut_text(text, chinese, 2)
 
 
-def test_a_piece_ends_at_an_arabic_semicolon(byte_level):
-    text = "the river؛ the river mill and the horse" * 2
-    assert cut_text(text, byte_level, 13)[0] == (0, text.index("؛") + 1)
+@pytest.mark.parametrize("sign", "؛።॥")
+def test_a_piece_ends_at_the_signs_of_other_scripts(sign, byte_level):
+    text = f"the river{sign} the river mill and the horse" * 2
+    assert cut_text(text, byte_level, 13)[0] == (0, text.index(sign) + 1)
 
 
 @pytest.mark.parametrize(

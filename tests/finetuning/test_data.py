@@ -496,6 +496,7 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"task_kind": "tagging", "labels": ["O", "S-x"]}, "'S-x'"),
         ({"train_file": "long.csv"}, "line 2 "),
         ({"train_file": "open.csv"}, "open.csv .*csv"),
+        ({"train_file": "german.csv"}, "german.csv .*semicolons"),
     ],
     ids=str,
 )
@@ -503,6 +504,7 @@ def test_own_flags_and_files_that_make_no_task_are_refused(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "long.csv", ["text,label", "a,b,c"])
     write(tmp_path, "open.csv", ["text,label", '"a,b'])
+    write(tmp_path, "german.csv", ["text;label", "a, too;b"])
     write(tmp_path, "t.xlsx", [])
     write(tmp_path, "single.csv", ["text,label", "a,A", "b,B"])
     file = write_csv(tmp_path / "w.csv", ("text", "label"), *((x * n, x.upper()) for x in "abc" for n in range(1, 6)))
@@ -662,6 +664,8 @@ def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encode
         ({"train_file": "data/film reviews.csv.gz", "test_file": "b.csv"}, "film-reviews"),
         ({"test_file": "KorQuAD_v1.0_dev.json"}, "KorQuAD_v1.0_dev"),
         ({"dataset": "org/reviews"}, "reviews"),
+        ({"train_file": "टिप्पणियाँ.csv"}, "टिप्पणियाँ"),
+        ({"train_file": "ความ คิดเห็น.csv"}, "ความ-คิดเห็น"),
     ],
 )
 def test_a_task_of_ones_own_is_called_as_its_file_or_dataset(given, name):

@@ -23,7 +23,6 @@ from hf_electra_rtd.base.files import lock_directory
 from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord, pretraining_of
 from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
-from hf_electra_rtd_command import INTERRUPTED
 from tests.finetuning.conftest import WORDS, flag_words, read_lines, review_flags, run_finetune
 from tests.publishing.card_records import run_record
 
@@ -166,12 +165,12 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
 
 def test_a_run_that_is_broken_off_in_a_report_is_not_done(finished, tmp_path, monkeypatch):
     def interrupt(*arguments):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(143)  # as SIGTERM does
 
     flags = {**finished[1], "seeds": 1, "max_steps": 2, "output_dir": tmp_path}
     with monkeypatch.context() as patch:
         patch.setattr(results, "write_report", interrupt)
-        assert run_finetune(**flags) == INTERRUPTED
+        assert run_finetune(**flags) == 143
     assert run_finetune(**flags) == 0
     assert record_of(tmp_path).reports
 

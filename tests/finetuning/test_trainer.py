@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -167,11 +168,14 @@ def test_width_and_depth_tell_the_size_and_a_guess_is_logged(caplog):
     assert "recipe of small" in caplog.text
 
 
-def test_a_run_whose_best_checkpoint_is_gone_does_not_go_on(tokenizer, encoder, tmp_path):
-    trainer = make_trainer(CLASSIFY, tokenizer, encoder, tmp_path)
-    trainer.state.best_global_step = 4
-    with pytest.raises(ValueError, match="checkpoint-4"):
-        trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
-    (tmp_path / "checkpoint-4").mkdir()
+def test_a_run_whose_best_checkpoint_is_gone_or_damaged_does_not_go_on(tokenizer, encoder, tmp_path):
+    trainer = make_trainer(CLASSIFY, tokenizer, encoder, tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    trainer.state.best_global_step = 2
     trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
-    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    weights = tmp_path / "checkpoint-2/model.safetensors"
+    for damage in (lambda: weights.write_bytes(weights.read_bytes()[:100]), lambda: shutil.rmtree(weights.parent)):
+        damage()
+        with pytest.raises(ValueError, match="checkpoint-2"):
+            trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)

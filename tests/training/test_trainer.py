@@ -145,6 +145,9 @@ def test_held_out_metrics_are_the_same_at_every_evaluation_and_with_every_batch_
     total = first["eval_generator_loss"] + 50 * first["eval_discriminator_loss"]
     assert first["eval_loss"] == pytest.approx(total, rel=1e-12)
     torch.manual_seed(99)
+    before = torch.get_rng_state()
+    trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before)  # the dropout that follows does not depend on an evaluation
     others = trainer.evaluate(), make_trainer(tmp_path, blocks, tokenizer, per_device_eval_batch_size=50).evaluate()
     for name, value in first.items():
         if not name.endswith(("runtime", "per_second", "preparation_time")):

@@ -201,7 +201,7 @@ def flag(
     help."""
     text = Help(help)
     text.interval = interval
-    text.choices = choices and tuple(choices)
+    text.choices = None if choices is None else tuple(choices)
     text.words = words
     metadata = {"help": text}
     if isinstance(default, list):
@@ -226,12 +226,14 @@ def check_arguments(
     changes nothing."""
     values: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
+    words: dict[str, str | None] = {}
     for dataclass_ in arguments:
         for entry in fields(dataclass_):
             name = entry.name
             value = values[name] = getattr(dataclass_, name)
             default = defaults[name] = entry.default if entry.default_factory is MISSING else entry.default_factory()
             told = help_of(entry)
+            words[name] = told.words
             interval = told.interval or (intervals or {}).get(name)
             if value is None or value == default:
                 continue
@@ -249,6 +251,8 @@ def check_arguments(
         return value == wanted or str(value) == wanted if has_value else value != defaults[name]
 
     def shown(name: str) -> str:
+        if dashes and words.get(name):
+            return f"{words[name]} ({values[name][0]!r})"
         if dashes:
             return f"{dashes}{name.replace('=', ' ')}"
         return f"{name}={values[name]!r}" if isinstance(values.get(name), (str, int, float)) else name
@@ -448,6 +452,8 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
             continue
         # Values as they are written: a label `no` must not become False.
         as_written = json.dumps(value) if isinstance(value, dict) else written.get(key, value)
+        if isinstance(as_written, list) and known[key].nargs not in ("+", "*"):
+            raise ValueError(f"{path}: {key} takes one value, not a list.")
         values = as_written if isinstance(as_written, list) else [as_written]
         flags += [f"--{key}", *map(str, values)]
     return flags

@@ -62,7 +62,7 @@ class _Record:
                 paths.append(Path(place, cls.FILE))
             if len(Path(place).relative_to(directory).parts) >= depth:
                 directories.clear()
-        return sorted(paths)
+        return sorted(paths, key=_in_order)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -124,6 +124,11 @@ class FractionRecord(_Record):
     step: int  # optimizer steps until then
     sequences: int  # trained on until then, over all processes
     train_seconds: Number  # as in `PretrainingRecord`
+
+
+def _in_order(path: Path) -> list[tuple[int, str]]:
+    """The key by which paths are sorted, with numbers by size: `fractions/25` comes before `fractions/100`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]
 
 
 def pretraining_of(network: str | os.PathLike[str]) -> dict[str, Any] | None:

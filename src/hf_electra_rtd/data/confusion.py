@@ -31,7 +31,7 @@ from hf_electra_rtd.data.units import MARKS, WORD, in_case_of, is_han, may_chang
 
 
 _CLOSE = "。！？”’」』）"  # these belong to the sentence before them  # noqa: RUF001
-_BETWEEN = re.compile(rf"(?<=[{_CLOSE}])(?<=[。！？].|.[。！？])(?![{_CLOSE}])|(?<=[.!?।؟۔])\s+")  # noqa: RUF001
+_BETWEEN = re.compile(rf"(?<=[{_CLOSE}])(?<=[。！？].|.[。！？])(?![{_CLOSE}])|(?<=[.!?।॥؟۔።፧။។։])\s+")  # noqa: RUF001
 _SHORTEST = 6  # characters of a sentence
 _LONGEST = 128
 
@@ -187,8 +187,8 @@ def main(argv: list[str]) -> None:
         if not changed:
             names = ", ".join(arguments.confusion_files)
             raise ValueError(
-                f"None of {pairs:,} sentences got an error. Are there right words of {names} in them? A share of "
-                f"{arguments.clean_share:g} (--clean_share) stays unchanged in any case."
+                f"None of {pairs:,} sentences got an error. Are there right words of {names} in them, as words of "
+                f"their own? A share of {arguments.clean_share:g} (--clean_share) stays unchanged in any case."
             )
     print(f"{arguments.output_file}: {pairs:,} pairs, {changed:,} with an error.")
 

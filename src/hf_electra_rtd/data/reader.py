@@ -106,6 +106,8 @@ def _table_rows(
             continue
         if header is None:
             header = cells
+            if quoted and len(header) == 1 and ";" in header[0]:
+                raise ValueError(f"{path} has semicolons between its columns. Save it with commas.")
             check_columns(header, path)
         elif len(cells) == len(header):
             yield place, dict(zip(header, cells, strict=True))

@@ -7,7 +7,7 @@ blocks. The main process must call each function before the other processes do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,13 +95,13 @@ def get_sequences(
     arguments: Any,
     directory: Path,
     tokenizer: PreTrainedTokenizerBase,
-    trained_on: str | None = None,
+    resumed: Mapping[str, str | None] | None = None,
     called: str = "Training",
 ) -> tuple[Blocks, Blocks | None]:
     """Returns the training and the held-out sequences, prepared from text or read from block files. The main process
-    prepares them, or verifies existing files. `trained_on` is the hash of the training sequences of a run that is
-    resumed. `called` is the name of the training sequences in the log. Raises ValueError for files that cannot be
-    used."""
+    prepares them, or verifies existing files. `resumed` has the hashes of both parts, `train` and `held_out`, of a run
+    that is resumed, whose files are not replaced. `called` is the name of the training sequences in the log. Raises
+    ValueError for files that cannot be used."""
     is_main = arguments.process_index == 0
     share = 0.0 if data.held_out_files else data.held_out_share
 
@@ -126,7 +126,7 @@ def get_sequences(
         if is_main:
             options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}
             options |= {"seed": arguments.seed, "disable_progress": arguments.disable_tqdm, "held_out_share": share}
-            options |= {"sha256": trained_on if name == "train" else None, "shard_size": data.shard_bytes}
+            options |= {"sha256": (resumed or {}).get(name), "shard_size": data.shard_bytes}
             return prepare_blocks(sources, tokenizer, directory, length, name=name, **options)
         files = (open_blocks(part_path(directory, part, data.shard_bytes)) for part in (name, "held_out"))
         return next(files), next(files) if share else None

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 
-SENTENCE_ENDS = tuple(".!?…。！？．।؟")  # noqa: RUF001
+SENTENCE_ENDS = tuple(".!?…。！？．।॥؟۔።፧။។։")  # noqa: RUF001
 # The characters that a piece of a long text may end with: ends of sentences first, then ends of clauses.
-_PIECE_ENDS = (*SENTENCE_ENDS, *";；؛۔\n")  # noqa: RUF001
-_CLAUSE_ENDS = "，,、：:،"  # noqa: RUF001
+_PIECE_ENDS = (*SENTENCE_ENDS, *";；؛\n")  # noqa: RUF001
+_CLAUSE_ENDS = "，,、：:،፣፤፥"  # noqa: RUF001
 _HAN = "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # blocks of Unicode
 _ANY_HAN = re.compile(f"[{_HAN}]")
 # Vowel signs, accents and joiners: they are letters to readers of Hindi and Persian, but not to `re`.

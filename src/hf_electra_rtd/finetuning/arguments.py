@@ -99,7 +99,7 @@ class OwnTaskArguments:
             raise ValueError("labels must name two or more different classes or tags.")
         known = METRICS[self.task_kind]
         for metric in self.metrics or ():
-            check_name(f"metrics of {self.task_kind}", metric, known)
+            check_name("metrics", metric, known)
         if self.metrics and self.metrics[0] == "false_positive_rate":
             raise ValueError("metrics: a lower false_positive_rate is better, so it cannot be the first.")
 

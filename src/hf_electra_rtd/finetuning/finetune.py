@@ -212,10 +212,10 @@ class _Call:
                     with self._noting_errors(job):
                         for record in run_task(plan, job):  # the records before a failure are kept
                             self.records.append(record)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 without = " without --overwrite_output_dir" if plan.flags.overwrite_output_dir else ""
                 logger.warning(f"Interrupted. Repeat the command{without}: it continues with what is missing.")
-                status = INTERRUPTED
+                status = int(interrupt.args[0]) if interrupt.args else INTERRUPTED
             if plan.is_main and self.records:
                 print_table(results_table(self.records))
                 logger.info(f"Records and predictions: {plan.directory}")

@@ -81,7 +81,7 @@ def load_with_head(
         _last_layer(model).__class__ = _PreciseLinear  # saved like any linear layer
         if is_kept:
             rescale(model, 1 / unit[1], -unit[0] / unit[1])
-    if model.base_model is not model:
+    if model.base_model is not model and (is_kept or not getattr(model_class, "takes_head", False)):
         once: Any = logger  # transformers adds this method to loggers; a command makes a model for each seed
         once.info_once(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
     return model.train()

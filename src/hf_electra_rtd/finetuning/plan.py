@@ -16,6 +16,7 @@ from hf_electra_rtd.base.recipes import EMBEDDING_LEARNING_RATE, FINETUNING, LOR
 from hf_electra_rtd.base.records import EvaluationRecord, public
 from hf_electra_rtd.base.tasks import Task, expand_task_names, get_task
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, refuse_other_tokens, tokenizer_hash
+from hf_electra_rtd.data.units import MARKS
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.arguments import (
@@ -222,7 +223,7 @@ def _name_of_data(own: OwnTaskArguments) -> str:
     hyphen in place of spaces and signs."""
     source = own.train_file or own.validation_file or own.test_file or own.dataset or ""
     name = re.sub(r"(\.[a-z]+)(\.gz|\.zst)?$", "", Path(source).name, flags=re.IGNORECASE)
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "own"
+    return re.sub(rf"[^\w{re.escape(MARKS)}.-]+", "-", name).strip("-.") or "own"
 
 
 def guess_size(config: Any) -> str:

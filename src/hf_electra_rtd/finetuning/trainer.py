@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from hf_electra_rtd.finetuning.arguments import ONE_GPU_EACH, FineTuningArguments
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
-from hf_electra_rtd.training.checkpoints import CHECKPOINT_PREFIX
+from hf_electra_rtd.training.checkpoints import CHECKPOINT_PREFIX, read_checkpoint
 from hf_electra_rtd.training.optimization import get_parameter_groups
 from hf_electra_rtd.training.trainer import OriginalTrainer
 
@@ -53,8 +53,10 @@ class _FineTuningCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.best_global_step:
             best = Path(args.output_dir, f"{CHECKPOINT_PREFIX}{state.best_global_step}")
-            if not best.is_dir():
-                raise ValueError(f"{best}, the best checkpoint, is missing. Train again (overwrite_output_dir).")
+            try:
+                read_checkpoint(best)
+            except ValueError as error:
+                raise ValueError(f"{error} It is the best one: train again (overwrite_output_dir).") from None
             state.best_model_checkpoint = str(best)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:

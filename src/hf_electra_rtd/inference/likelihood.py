@@ -113,11 +113,12 @@ def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
     width = max(map(len, result.phenomena))
     for phenomenon, accuracy in result.phenomena.items():
         print(f"{phenomenon:{width}}  {accuracy:6.1%}")
-    low, high = result.interval
-    print(
-        f"{result.accuracy:.1%} of {result.num_pairs:,} pairs, the mean of {len(result.paradigms)} paradigms "
-        f"(95% interval over paradigms {low:.1%} to {high:.1%})"
-    )
+    summary = f"{result.accuracy:.1%} of {result.num_pairs:,} pairs"
+    if len(result.paradigms) > 1:
+        low, high = result.interval
+        summary += f", the mean of {len(result.paradigms)} paradigms "
+        summary += f"(95% interval over paradigms {low:.1%} to {high:.1%})"
+    print(summary)
     if arguments.output_dir is not None:
         settings = {name: getattr(arguments, name) for name in SETTINGS}
         write_result(arguments.output_dir, result, judge, public_command([sys.argv[0], *argv]), settings, started)

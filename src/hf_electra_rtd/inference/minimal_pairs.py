@@ -231,10 +231,13 @@ def _by_length(of_batch: Scorer, network: Any, tokenizer: Any, batch_size: int, 
     lengths = list(map(len, token_ids(tokenizer, distinct)))
     # At least 1, because the tokenizer of a causal model does not count the token that a sentence begins with.
     special = max(1, tokenizer.num_special_tokens_to_add())
-    room = max_length(network.config) - special
+    towers = getattr(network.config, "towers", {"": network.config})
+    room = min(map(max_length, towers.values())) - special
     for text, length in zip(distinct, lengths, strict=True):
-        if not 0 < length <= room:
-            raise UnscorableTextError(f"The text {text[:40]!r} has {length} tokens: the model reads 1 to {room}.")
+        if not length:
+            raise UnscorableTextError(f"The text {text[:40]!r} has no token.")
+        if length > room:
+            raise UnscorableTextError(f"The text {text[:40]!r} has {length} tokens, and the model reads {room}.")
     order = sorted(range(len(distinct)), key=lengths.__getitem__, reverse=True)  # the largest batch first
     scores: dict[str, float] = {}
     with tqdm(total=len(distinct), desc="Scoring", unit=" sentences", delay=2, leave=False, disable=None) as progress:

@@ -130,7 +130,10 @@ def _repo_id(hub_model_id: str | None, name: str) -> str:
             f"hub_model_id is {hub_model_id}: give the owner and the start of the repositories' names, ORG/NAME."
         )
     repo_id = f"{hub_model_id}-{name}"
-    validate_repo_id(repo_id)
+    try:
+        validate_repo_id(repo_id)
+    except ValueError as error:
+        raise ValueError(f"{error} A fine-tuning gets the name of its task: give it such a --task_name.") from None
     return repo_id
 
 

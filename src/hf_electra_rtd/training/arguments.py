@@ -106,7 +106,7 @@ class RTDTrainingArguments(TrainingArguments):
     logging_strategy: str = flag("steps", "When to log: no or steps.")
     save_strategy: str = flag("steps", "When to write checkpoints: no or steps.")
     hub_strategy: str = flag("end", "When to publish: at the end.")
-    save_total_limit: int | None = flag(3, "Checkpoints to keep.")
+    save_total_limit: int | None = flag(3, "Checkpoints to keep; a large number keeps all.")
     bf16: bool | None = flag(None, "Use bfloat16 autocast. Default: on where it is known to be faster.")  # type: ignore[assignment]
     dataloader_pin_memory: bool | None = flag(None, "Use pinned memory. Default: on with a GPU.")  # type: ignore[assignment]
     dataloader_num_workers: int = flag(0, "Number of processes that make batches.")

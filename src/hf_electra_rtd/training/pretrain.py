@@ -288,8 +288,8 @@ def _get_text(
     and held-out sequences of the text that the networks were trained on before. The last two are None if no flag asks
     for them. `before` describes the run of the checkpoint."""
     blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
-    trained_on = None if before is None else before.get("sequences")
-    train, held_out = get_sequences(data_args, args, blocks, tokenizer, trained_on=trained_on)
+    resumed = {} if before is None else {"train": before.get("sequences"), "held_out": before.get("held_out")}
+    train, held_out = get_sequences(data_args, args, blocks, tokenizer, resumed=resumed)
     if not run_args.old_held_out_files:
         return train, held_out, None
     if held_out is None:

@@ -352,7 +352,8 @@ class RTDTrainer(OriginalTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         meters.check_weights(self.state.global_step, self.model)
-        with self.stopwatch.paused():
+        # Loaders draw a seed: without an evaluation, or with others, dropout would go on with other numbers.
+        with self.stopwatch.paused(), torch.random.fork_rng(devices=[]):
             metrics = super().evaluate(*args, **kwargs)
             if self.old_held_out is not None and not args and "eval_dataset" not in kwargs:
                 yardsticks = self._yardsticks

@@ -145,14 +145,11 @@ def test_loader_workers_and_copies_read_what_the_stream_reads(written, workers):
 # ---- Bad input ----
 
 
-def test_an_index_that_was_cut_off_or_is_another_is_refused(many):
+def test_an_index_that_was_cut_off_is_refused(many):
     whole = (many / INDEX_FILE).read_text()
     (many / INDEX_FILE).write_text(whole[:-9])
     with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
         open_blocks(many)
-    (many / INDEX_FILE).write_text(whole)
-    with pytest.raises(ValueError, match="was altered"):  # it is not the index of the run
-        open_blocks(many, sha256="0" * 64)
 
 
 @pytest.mark.parametrize("how", ["missing", "cut off", "altered"])

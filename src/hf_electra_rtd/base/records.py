@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,11 @@ class _Record:
         return path
 
     @classmethod
-    def find(cls, directory: str | os.PathLike[str], depth: float = math.inf) -> list[Path]:
-        """Returns the sorted paths of all records of this kind in a directory and down to `depth` below it. With a
-        finite depth, links are followed."""
-        paths = []
-        for place, directories, files in os.walk(directory, followlinks=depth < math.inf):  # links may lead in circles
-            if cls.FILE in files:
-                paths.append(Path(place, cls.FILE))
-            if len(Path(place).relative_to(directory).parts) >= depth:
-                directories.clear()
+    def find(cls, directory: str | os.PathLike[str], depth: int | None = None) -> list[Path]:
+        """Returns the sorted paths of all records of this kind in a directory and down to `depth` below it, through
+        links, or (None) in all of its directories."""
+        levels = ["**/"] if depth is None else ["*/" * level for level in range(depth + 1)]
+        paths = chain.from_iterable(Path(directory).glob(level + cls.FILE) for level in levels)
         return sorted(paths, key=_in_order)
 
     @classmethod

@@ -134,26 +134,22 @@ def write_index(directory: str | os.PathLike[str], files: Sequence[Path], **desc
 # ---- Reading ----
 
 
-def open_blocks(path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> Blocks:
+def open_blocks(path: str | os.PathLike[str], verify: bool = False) -> Blocks:
     """Opens a block file, or a directory of shards with its index. `verify` reads all content and compares its hashes.
-    Raises ValueError for a file that is missing, cut off or altered, and for content without the hash `sha256`."""
-    if os.path.isdir(path):
-        return ShardedBlocks(os.fspath(path), verify, sha256)
-    return BlockFile(path, verify, sha256)
+    Raises ValueError for a file that is missing, cut off or altered."""
+    return ShardedBlocks(os.fspath(path), verify) if os.path.isdir(path) else BlockFile(path, verify)
 
 
 class ShardedBlocks(Blocks):
     """A directory of shards with its index; see [`open_blocks`]. Shards are opened when they are read."""
 
-    def __init__(self, path: str, verify: bool, sha256: str | None) -> None:
+    def __init__(self, path: str, verify: bool) -> None:
         self.path = path
         index = os.path.join(path, INDEX_FILE)
         with reading(index, f"Name a directory of prepared shards, or copy its {INDEX_FILE} again."):
             content = json.loads(Path(index).read_text(encoding="utf-8"))
             self.header = BlockHeader(**content["header"])
             self._shards = [Shard(**shard) for shard in content["shards"]]
-        if sha256 not in (None, self.header.sha256):
-            raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
         for shard in self._shards:
             file = self._name(shard)
             if not os.path.isfile(file):

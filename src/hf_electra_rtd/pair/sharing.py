@@ -29,10 +29,6 @@ class Sharing:
         """Returns the names of each shared parameter in two encoders, which may be of two families."""
         return list(zip(self.shared_parameters(generator), self.shared_parameters(discriminator), strict=True))
 
-    def starting_pairs(self, generator: nn.Module, discriminator: nn.Module) -> list[tuple[str, str]]:
-        """Returns the names of each of the `starting_parameters` in two encoders."""
-        return list(zip(self.starting_parameters(generator), self.starting_parameters(discriminator), strict=True))
-
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
         """Returns the names of an encoder's parameters that a new tower takes from a trained one."""
         return self.shared_parameters(encoder)

@@ -343,5 +343,6 @@ def _begin_alike(plan: PairPlan, generator: Any, discriminator: Any) -> None:
         trained = generator.base_model
     else:
         return
-    for mine, other in SHARING[plan.config.sharing]().starting_pairs(new, trained):
+    starting_parameters = SHARING[plan.config.sharing]().starting_parameters
+    for mine, other in zip(starting_parameters(new), starting_parameters(trained), strict=True):
         new.get_parameter(mine).copy_(trained.get_parameter(other))

@@ -216,6 +216,16 @@ def test_the_same_seed_gives_the_same_start_and_nothing_is_drawn_from_torch(chai
     assert not torch.equal(tables[0], tables[2])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_start_is_the_same_in_every_precision(chain, tokenizer, monkeypatch, dtype):
+    monkeypatch.setattr(initialization, "_STEPS", 20)
+    models = [make_model(vocab_size=len(tokenizer)).to(each) for each in (torch.float32, dtype)]
+    for model in models:
+        begin_on_neighbours(model, chain, tokenizer, seed=5)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert (other - one).norm() <= 0.01 * one.norm()
+
+
 @pytest.mark.parametrize("shape", [{"embedding_size": 20}, {"num_attention_heads": 8}])
 def test_networks_without_room_are_refused(begun, shape):
     with pytest.raises(ValueError, match="neighbours"):

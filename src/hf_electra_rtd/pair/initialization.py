@@ -248,6 +248,6 @@ def _pseudo_inverse(matrix: Tensor) -> Tensor:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return torch.linalg.pinv(matrix.cpu())
+        return torch.linalg.pinv(matrix.cpu().float())
     finally:
         torch.set_num_threads(threads)

@@ -82,7 +82,7 @@ class TextJudge(ABC):
         given = [*texts]
         is_table = isinstance(texts, Mapping) or getattr(texts, "ndim", 1) > 1
         if is_table or not all(isinstance(text, str) for text in given):
-            raise ValueError(f"Give a text, or a list of texts, not a {type(texts).__name__}, of which give a column.")
+            raise ValueError("Give a text, or a list of texts, as strings. Of a table, give one column.")
         check_known("The texts", *count_unknown_in(self.tokenizer, given), refuses=False)
         return self.results(given)
 

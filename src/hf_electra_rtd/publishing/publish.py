@@ -133,7 +133,7 @@ def _repo_id(hub_model_id: str | None, name: str) -> str:
     try:
         validate_repo_id(repo_id)
     except ValueError as error:
-        raise ValueError(f"{error} A fine-tuning gets the name of its task: give it such a --task_name.") from None
+        raise ValueError(f"{error} The repository of a fine-tuned model ends with its --task_name.") from None
     return repo_id
 
 

@@ -217,8 +217,8 @@ class RTDTrainer(OriginalTrainer):
     ) -> None:
         if not isinstance(model, ElectraForRTDPretraining) or not isinstance(args, RTDTrainingArguments):
             raise ValueError(
-                "RTDTrainer trains an ElectraForRTDPretraining by RTDTrainingArguments, not a "
-                f"{type(model).__name__} by {type(args).__name__}. A plain Trainer trains adapters of one."
+                "RTDTrainer needs an ElectraForRTDPretraining and RTDTrainingArguments, not a "
+                f"{type(model).__name__} and {type(args).__name__}. To train adapters, use a plain Trainer."
             )
         args = copy.copy(args)  # the code below changes some for this run
         if args.n_gpu > 1:
@@ -237,7 +237,10 @@ class RTDTrainer(OriginalTrainer):
                     raise ValueError(f"{name} must be one dataset with a length, not a {type(sequences).__name__}.")
                 blocks = getattr(sequences, "sequences", sequences)
                 if isinstance(blocks, Blocks) and (found := blocks.header.max_seq_length) != args.max_seq_length:
-                    raise ValueError(f"{name} has max_seq_length={found}, and args {args.max_seq_length}.")
+                    raise ValueError(
+                        f"{name} was prepared with max_seq_length={found}, not {args.max_seq_length}. Pass {found} to "
+                        "RTDTrainingArguments."
+                    )
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
             eval_dataset = held_out_stream(eval_dataset)
         if data_collator is None:

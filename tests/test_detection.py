@@ -121,7 +121,7 @@ def test_a_judge_switches_dropout_off_while_it_reads_and_takes_texts_alone(model
     assert dropout.training
     frame = pd.DataFrame({"text": ["the old mill"]})
     for table in (frame, {"text": ["the old mill"]}, [{"text": "the old mill"}]):
-        with pytest.raises(ValueError, match="column"):
+        with pytest.raises(TypeError):
             detector(table)
     assert detector(frame["text"]) == [detector("the old mill")]
 

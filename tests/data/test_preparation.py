@@ -216,14 +216,18 @@ def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp
     changes += [{"sources": tmp_path / "other.txt"}, {"sources": f"{corpus},weight=2"}]
     kept = (blocks / "train.blocks").read_bytes()
     needed = {**options, "sha256": first[0].header.sha256}  # by a run that is resumed
-    for changed in changes:
-        with pytest.raises(ValueError, match="resumed"):
-            prepare(**{**needed, **changed})
+    for lost in (None, "held_out.blocks"):  # whether or not the other file is there
+        if lost:
+            (blocks / lost).unlink()
+        for changed in changes:
+            with pytest.raises(ValueError, match=r"train\.blocks"):
+                prepare(**{**needed, **changed})
+            assert (blocks / "train.blocks").read_bytes() == kept
     shutil.copy(corpus, tmp_path / "renamed.txt")
-    assert prepare(**{**needed, "sources": tmp_path / "renamed.txt"})[0].header == first[0].header
-    assert (blocks / "train.blocks").read_bytes() == kept
-    assert encode.call_count == 2
-    for number, changed in enumerate(changes, start=3):
+    for _ in range(2):  # the first call makes the held-out part
+        assert prepare(**{**needed, "sources": tmp_path / "renamed.txt"})[0].header.sha256 == needed["sha256"]
+    assert encode.call_count == 3
+    for number, changed in enumerate(changes, start=4):
         prepare(**{**options, **changed})
         assert encode.call_count == number, changed
 

@@ -274,9 +274,11 @@ def test_a_model_arguments_and_blocks_that_do_not_fit_are_refused(tmp_path, bloc
     adapted = get_peft_model(model, LoraConfig(target_modules=["query"]))
     plain = TrainingArguments(str(tmp_path), use_cpu=True)
     longer = arguments(tmp_path, max_seq_length=64)
-    for given, message in (((adapted, longer), "Peft"), ((model, plain), "Training"), ((model, longer), "64")):
-        with pytest.raises(ValueError, match=message):
+    for given, wrong in (((adapted, longer), "not PeftModel"), ((model, plain), "not TrainingArguments")):
+        with pytest.raises(TypeError, match=wrong):
             RTDTrainer(*given, *blocks, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="max_seq_length=32, not 64"):
+        RTDTrainer(model, longer, *blocks, processing_class=tokenizer)
 
 
 def test_a_dataset_without_a_length_and_several_held_out_ones_are_refused(tmp_path, blocks, tokenizer):

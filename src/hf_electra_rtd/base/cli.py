@@ -452,7 +452,7 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
             continue
         # Values as they are written: a label `no` must not become False.
         as_written = json.dumps(value) if isinstance(value, dict) else written.get(key, value)
-        if isinstance(as_written, list) and known[key].nargs not in ("+", "*"):
+        if isinstance(as_written, list) and len(as_written) > 1 and known[key].nargs not in ("+", "*"):
             raise ValueError(f"{path}: {key} takes one value, not a list.")
         values = as_written if isinstance(as_written, list) else [as_written]
         flags += [f"--{key}", *map(str, values)]

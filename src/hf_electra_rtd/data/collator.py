@@ -26,10 +26,10 @@ from hf_electra_rtd.ops import (
 )
 
 
+_REMOVED = " A plain Trainer removes such columns, unless it has remove_unused_columns=False."
 # What is masked together: single tokens (None), or groups of 1, 2, ... words with these probabilities. `ngram` is that
 # of MacBERT (arXiv:2004.13922, section 4); `span` that of SpanBERT (arXiv:1907.10529, section 3.1): geometric with p =
 # 0.2, at most 10 words.
-_KEPT = " A plain Trainer removes such columns, unless it has remove_unused_columns=False."
 _GEOMETRIC = [0.8**length for length in range(10)]
 MASKING: dict[str, tuple[float, ...] | None] = {
     "token": None,
@@ -116,7 +116,7 @@ class DataCollatorForRTD:
         if self.document_attention:
             if (starts_BL := batch.document_starts) is None:
                 raise ValueError(
-                    "document_attention: it needs a column document_starts, where documents begin." + _KEPT
+                    "document_attention: it needs a column document_starts, where documents begin." + _REMOVED
                 )
             ids_BL = starts_BL.cumsum(axis=1)
             types_BL &= ids_BL == np.take_along_axis(ids_BL, batch.second_segments[:, None] - 1, axis=1)
@@ -174,7 +174,7 @@ class DataCollatorForRTD:
             return torch.rand(len(batch), count).numpy()
         if batch.stream_positions is None:
             raise ValueError(
-                "With a seed, sequences need their stream_position: wrap the dataset in SequenceStream." + _KEPT
+                "With a seed, sequences need their stream_position: wrap the dataset in SequenceStream." + _REMOVED
             )
         return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
 

@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 18  # characters that are tokenized at once
 _DRAWN = 1 << 18  # documents whose random numbers are drawn at once
 _SORTED = 1 << 23  # hashes of lines that are sorted at once
+_RESUMED = "The run that is resumed needs it: give the text and the options that the run began with."
 TRAIN = 0  # the parts of the corpus, by number
 HELD_OUT = 1
 
@@ -99,8 +100,10 @@ def prepare_blocks(
     packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
     described: dict[str, Any] = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
     described["word_segmenter"] = segmenter_name
-    found = None if callable(word_segmenter) else _find(paths, described | {"max_seq_length": max_seq_length}, sha256)
-    if found and found[0].header.sha256 == sha256:
+    asked = described | {"max_seq_length": max_seq_length}
+    resumed = None if sha256 is None else _open_resumed(paths[0], sha256, asked)
+    found = None if callable(word_segmenter) else _find(paths, asked)
+    if found and resumed:
         before = [(source["name"], source["weight"]) for source in found[0].header.sources]
         if [(source.name, source.weight) for source in wanted] == before:
             logger.info(f"Using {found[0].path} of the run that is resumed, without reading its text again.")
@@ -110,10 +113,12 @@ def prepare_blocks(
         if found and found[0].header.sources == scans:
             logger.info(f"Using {found[0].path}, prepared before from the same text.")
             return found
-        if found and found[0].header.sha256 == sha256:
-            if [_content(text) for text in scans] == [_content(text) for text in found[0].header.sources]:
-                return found  # only its name is another one
-            raise _needed(found[0], "its text is another one")
+        if resumed:
+            now, before = ([(text["sha256"], text["weight"]) for text in of] for of in (scans, resumed.header.sources))
+            if now != before:
+                raise ValueError(f"{resumed.path} would be replaced: a text or a weight has changed. {_RESUMED}")
+            if found:
+                return found  # only names of texts have changed
         reader = _Reader(texts, scans, held_out_share, seed)
         if drop_duplicates == "exact":
             reader.drop_copies(Path(directory))
@@ -147,34 +152,34 @@ def too_few(name: str, num_tokens: int, max_seq_length: int) -> ValueError:
     )
 
 
-def _find(paths: Sequence[Path], described: dict[str, Any], sha256: str | None) -> tuple[Blocks, Blocks | None] | None:
-    """Returns the block files that one preparation made with these settings, or None if one is missing or altered.
-    Raises ValueError for files with the hash `sha256` that were made with other settings: they are not replaced."""
+def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blocks | None] | None:
+    """Returns the block files that one preparation made with these settings, or None if one is missing or altered."""
     try:
         files = [open_blocks(path, verify=True) for path in paths if path.exists()]
     except ValueError as error:
         logger.warning(f"{error} Preparing it again.")
         return None
-    if files and files[0].header.sha256 == sha256:
-        made, asked = (each | each["recipe"] for each in (vars(files[0].header), described))
-        names = [name for name in asked if name != "recipe" and asked[name] != made.get(name)]
-        if names:
-            raise _needed(files[0], "; ".join(f"{name} was {made.get(name)}, now {asked[name]}" for name in names))
     same = all(described.items() <= vars(file.header).items() for file in files)
     if not same or len(files) < len(paths) or files[0].header.sources != files[-1].header.sources:
         return None
     return files[0], files[1] if files[1:] else None
 
 
-def _content(source: Mapping[str, Any]) -> tuple[str, float]:
-    return source["sha256"], source["weight"]
-
-
-def _needed(blocks: Blocks, why: str) -> ValueError:
-    return ValueError(
-        f"{blocks.path} belongs to the run that is resumed, and would be replaced: {why}. Give the text and the "
-        "options that the run began with."
-    )
+def _open_resumed(path: Path, sha256: str, described: dict[str, Any]) -> Blocks | None:
+    """Returns the training sequences of a run that is resumed, which have the hash `sha256`; None if they are not
+    there. Raises ValueError for settings that would replace them."""
+    try:
+        blocks = open_blocks(path)
+    except ValueError:
+        return None
+    if blocks.header.sha256 != sha256:
+        return None
+    before, now = (each | each["recipe"] for each in (vars(blocks.header), described))
+    names = [name for name in now if name != "recipe" and now[name] != before.get(name)]
+    if names:
+        changes = "; ".join(f"{name} was {before.get(name)}, now {now[name]}" for name in names)
+        raise ValueError(f"{path} would be replaced: {changes}. {_RESUMED}")
+    return blocks
 
 
 def held_out_threshold(num_documents: int, share: float, seed: int) -> int:

@@ -168,11 +168,14 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
             raise ValueError(f"{kind.task.title}: no example of the training split can be learned.{why}")
         split.unknown_share = check_known(f"{kind.task.title}, {name}", *kind.count_unknown(split.features))
         described = split.describe()
-        no_example = "no answer in the context" if kind.task.kind == "question_answering" else "no text or no label"
-        for fate, why in (("skipped", f" ({no_example})"), ("truncated", f" (max_seq_length={kind.max_seq_length})")):
+        fates = {
+            "skipped": "no text or label, or nothing to learn",
+            "truncated": f"max_seq_length={kind.max_seq_length}",
+        }
+        for fate, why in fates.items():
             if described[fate]:
                 of_all = f"{described[fate]:,} of {len(split.examples):,} examples"
-                logger.warning(f"{kind.task.title}, {name}: {of_all} {fate}{why}.")
+                logger.warning(f"{kind.task.title}, {name}: {of_all} {fate} ({why}).")
 
 
 def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dataset:

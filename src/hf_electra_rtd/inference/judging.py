@@ -82,7 +82,7 @@ class TextJudge(ABC):
         given = [*texts]
         is_table = isinstance(texts, Mapping) or getattr(texts, "ndim", 1) > 1
         if is_table or not all(isinstance(text, str) for text in given):
-            raise ValueError("Give a text, or a list of texts, as strings. Of a table, give one column.")
+            raise TypeError("Give a text, or a list of texts, as strings. Of a table, give one column.")
         check_known("The texts", *count_unknown_in(self.tokenizer, given), refuses=False)
         return self.results(given)
 
@@ -97,7 +97,8 @@ class TextJudge(ABC):
         try:
             judged = self.judge([piece for *_, piece in pieces])
         finally:
-            self.model.train(training)
+            if training:
+                self.model.train()
         for (row, begin, _), of_piece in zip(pieces, judged, strict=True):
             findings[row] += [(begin + at, *rest) for at, *rest in of_piece]
         results = []

@@ -371,8 +371,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         return cast(nn.Embedding, self.discriminator.get_input_embeddings())
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """Returns the generator's output layer if it shares the table of `get_input_embeddings`: from two different
-        tensors, peft would conclude that nothing is tied."""
+        """Returns the generator's output layer if it shares the table of `get_input_embeddings`. Otherwise returns
+        None: peft would take two different tensors as a sign that nothing is tied."""
         layer = None if self.generator is None else self.generator.get_output_embeddings()
         return layer if layer is not None and layer.weight is self.get_input_embeddings().weight else None
 

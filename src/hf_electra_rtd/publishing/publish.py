@@ -130,10 +130,7 @@ def _repo_id(hub_model_id: str | None, name: str) -> str:
             f"hub_model_id is {hub_model_id}: give the owner and the start of the repositories' names, ORG/NAME."
         )
     repo_id = f"{hub_model_id}-{name}"
-    try:
-        validate_repo_id(repo_id)
-    except ValueError as error:
-        raise ValueError(f"{error} The repository of a fine-tuned model ends with its --task_name.") from None
+    validate_repo_id(repo_id)
     return repo_id
 
 
@@ -230,7 +227,10 @@ def fine_tuned_repositories(
             logger.warning(f"{task.name}: no model was kept: it is not published. Fine-tune with --keep_models best.")
             continue
         best = max(kept, key=lambda path: runs[path].dev_score)
-        repo_id = _repo_id(hub_model_id, task.name)
+        try:
+            repo_id = _repo_id(hub_model_id, task.name)
+        except ValueError as error:
+            raise ValueError(f"{error} The repository of a fine-tuned model ends with its --task_name.") from None
         records = [runs[best], *(record for path, record in runs.items() if path != best)]
         model = records[0].model
         base = base_model

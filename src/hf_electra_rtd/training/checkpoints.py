@@ -127,12 +127,13 @@ def describe_run(
     described["optim"] = args.optim.removesuffix("_fused")  # both compute the same
     if not isinstance(stream, SequenceStream):
         return described
+    if not isinstance(stream.sequences, Blocks):
+        described["max_seq_length"] = args.max_seq_length  # the hash of blocks includes their length
     return described | {
         "sequences": _identify(stream),
         "held_out": _identify(held_out),
         "seed": stream.seed,
         "sequences_per_step": args.sequences_per_step,
-        "max_seq_length": args.max_seq_length,
         "mask_probability": args.mask_probability,
         "masking": args.masking,
         "document_attention": args.document_attention,

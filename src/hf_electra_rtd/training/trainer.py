@@ -64,7 +64,13 @@ logger = logging.getLogger(__name__)
 
 def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
     """Returns a stream of exactly the run's length. Sets `args.max_steps` if only `num_train_epochs` is given. Raises
-    ValueError if the sequences do not fill one optimizer step, or are a stream of another length."""
+    ValueError if the sequences do not fill one optimizer step, or are a stream, or blocks, of another length."""
+    blocks = getattr(sequences, "sequences", sequences)
+    if isinstance(blocks, Blocks) and (found := blocks.header.max_seq_length) != args.max_seq_length:
+        raise ValueError(
+            f"{blocks.path} was prepared with max_seq_length={found}, not {args.max_seq_length}. Pass {found} to "
+            "RTDTrainingArguments."
+        )
     batch = args.sequences_per_step
     if isinstance(sequences, SequenceStream):
         if args.max_steps <= 0:
@@ -215,11 +221,12 @@ class RTDTrainer(OriginalTrainer):
         publication: publishing.PretrainingPublication | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(model, ElectraForRTDPretraining) or not isinstance(args, RTDTrainingArguments):
-            raise ValueError(
-                "RTDTrainer needs an ElectraForRTDPretraining and RTDTrainingArguments, not a "
-                f"{type(model).__name__} and {type(args).__name__}. To train adapters, use a plain Trainer."
-            )
+        for given, needed in ((model, ElectraForRTDPretraining), (args, RTDTrainingArguments)):
+            if not isinstance(given, needed):
+                raise TypeError(
+                    f"RTDTrainer needs {needed.__name__}, not {type(given).__name__}. With torch_compile=True, it "
+                    "compiles the pair itself. Adapters are trained by a plain Trainer."
+                )
         args = copy.copy(args)  # the code below changes some for this run
         if args.n_gpu > 1:
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
@@ -235,12 +242,6 @@ class RTDTrainer(OriginalTrainer):
             for name, sequences in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
                 if sequences is not None and (not isinstance(sequences, Sized) or isinstance(sequences, dict)):
                     raise ValueError(f"{name} must be one dataset with a length, not a {type(sequences).__name__}.")
-                blocks = getattr(sequences, "sequences", sequences)
-                if isinstance(blocks, Blocks) and (found := blocks.header.max_seq_length) != args.max_seq_length:
-                    raise ValueError(
-                        f"{name} was prepared with max_seq_length={found}, not {args.max_seq_length}. Pass {found} to "
-                        "RTDTrainingArguments."
-                    )
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
             eval_dataset = held_out_stream(eval_dataset)
         if data_collator is None:
@@ -355,7 +356,7 @@ class RTDTrainer(OriginalTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         meters.check_weights(self.state.global_step, self.model)
-        # Loaders draw a seed: without an evaluation, or with others, dropout would go on with other numbers.
+        # A loader draws a seed. An evaluation must not change the dropout of the steps after it.
         with self.stopwatch.paused(), torch.random.fork_rng(devices=[]):
             metrics = super().evaluate(*args, **kwargs)
             if self.old_held_out is not None and not args and "eval_dataset" not in kwargs:

@@ -36,8 +36,6 @@ ROWS: dict[str, list[str]] = {
     "uniform": ["--generator_type", "uniform"],
     # What is masked.
     "word": ["--masking", "word"],
-    "ngram": ["--masking", "ngram"],
-    "span": ["--masking", "span"],
     # What is shared.
     "sharing none": ["--sharing", "none"],
     "sharing word": ["--sharing", "word"],

@@ -90,21 +90,12 @@ def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_B
     return losses.mean() if attention_mask_BL is None else losses[attention_mask_BL.bool()].mean()
 
 
-def choose_masked_groups(candidates_L, word_starts_L, run_lengths, uniforms_L, more_M, count: int) -> list[list[int]]:
-    """Returns the masked places of each group of one sequence, found place by place. `more_M` holds Python floats."""
-    length = len(candidates_L)
-    phase, beginning = more_M[length:]
-    limits = [sum(run_lengths[: place + 1]) for place in range(len(run_lengths) - 1)]
-    first_words, next_run, groups, word = set(), 0, [], -1
-    for place in range(length):
-        words = 1 + sum(more_M[place] >= limit for limit in limits)
-        next_run += 1 + int(phase * words) if place == 0 else words
-        first_words.add(next_run)
-    for place in range(length):
-        if candidates_L[place]:
-            opens = place == 0 or not candidates_L[place - 1]
-            word += opens or word_starts_L[place]
-            if opens or (word_starts_L[place] and word in first_words):
+def choose_masked_words(candidates_L, word_starts_L, uniforms_L, beginning, count: int) -> list[list[int]]:
+    """Returns the masked places of each word of one sequence, found place by place. `beginning` is a Python float."""
+    groups = []
+    for place, is_candidate in enumerate(candidates_L):
+        if is_candidate:
+            if place == 0 or not candidates_L[place - 1] or word_starts_L[place]:
                 groups.append([])
             groups[-1].append(place)
     groups.sort(key=lambda group: uniforms_L[group[0]])

@@ -17,9 +17,8 @@ from hf_electra_rtd.data.tokenization import check_tokenizer, structural_ids
 from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.ops import (
     IGNORED,
-    MORE_UNIFORMS,
-    choose_masked_groups,
     choose_masked_positions,
+    choose_masked_words,
     counter_uniforms,
     num_masked,
     randomness,
@@ -27,16 +26,7 @@ from hf_electra_rtd.ops import (
 
 
 _REMOVED = " A plain Trainer removes such columns, unless it has remove_unused_columns=False."
-# What is masked together: single tokens (None), or groups of 1, 2, ... words with these probabilities. `ngram` is that
-# of MacBERT (arXiv:2004.13922, section 4); `span` that of SpanBERT (arXiv:1907.10529, section 3.1): geometric with p =
-# 0.2, at most 10 words.
-_GEOMETRIC = [0.8**length for length in range(10)]
-MASKING: dict[str, tuple[float, ...] | None] = {
-    "token": None,
-    "word": (1.0,),
-    "ngram": (0.4, 0.3, 0.2, 0.1),
-    "span": tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC),
-}
+MASKING = ("token", "word")  # what is masked together
 # `document_offsets` have room for this many documents per sequence, or 2, 4, ... times as many if a batch needs it, so
 # that their shape seldom changes: empty documents cost a kernel little, but a new shape costs a compilation.
 DOCUMENTS_A_SEQUENCE = 8
@@ -50,10 +40,9 @@ class DataCollatorForRTD:
     are sampled (google-research/electra pretrain/pretrain_helpers.py, `mask`). A sequence of n < L real tokens uses
     round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100.
 
-    `masking` says what is masked together as a group: `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10
-    words, 3.8 on average). The masked tokens of a group all become [MASK], or all stay. The number of masked tokens
-    does not depend on `masking`, so up to two groups of a sequence are masked only in part. All but `token` need to
-    know where words begin: from block files, from a column `word_starts` (a plain Trainer keeps it with
+    With `masking="word"`, words are masked as a whole: their masked tokens all become [MASK], or all stay. There are
+    as many masked tokens as with `token`, so up to two words of a sequence are masked only in part. The collator needs
+    to know where words begin: from block files, from a column `word_starts` (a plain Trainer keeps it with
     remove_unused_columns=False), or from WordPiece tokens.
 
     With a seed, masks and samples are a function of the seed, of the `stream_position` of each sequence, which
@@ -93,7 +82,6 @@ class DataCollatorForRTD:
         self.seed = seed
         self.max_seq_length = max_seq_length
         self.document_attention = document_attention
-        self._run_lengths = MASKING[masking]
         self._continues = tokens_that_continue(tokenizer)
         self._never_masked = structural_ids(tokenizer)
 
@@ -132,15 +120,15 @@ class DataCollatorForRTD:
         keeping_BK = uniforms[:, length : length + num_slots]
         sampling_B2K = uniforms[:, length + num_slots :]
         counts_B = np.array([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
-        if self._run_lengths is None:
+        if self.masking == "token":
             positions_BK = choose_masked_positions(candidates_BL, choosing_BL, counts_B, num_slots)
         else:
-            more_BM = self._uniforms(batch, length + MORE_UNIFORMS, randomness.GROUPING)
-            words = (candidates_BL, self._word_starts(batch), self._run_lengths)
-            positions_BK, groups_BK = choose_masked_groups(*words, choosing_BL, more_BM, counts_B, num_slots)
-            is_new_BK = np.diff(groups_BK, prepend=-1) != 0
+            beginnings_B = self._uniforms(batch, 1, randomness.GROUPING)[:, 0]
+            words = (candidates_BL, self._word_starts(batch))
+            positions_BK, words_BK = choose_masked_words(*words, choosing_BL, beginnings_B, counts_B, num_slots)
+            is_new_BK = np.diff(words_BK, prepend=-1) != 0
             firsts_BK = np.maximum.accumulate(np.where(is_new_BK, np.arange(num_slots), 0), axis=1)
-            keeping_BK = np.take_along_axis(keeping_BK, firsts_BK, axis=1)  # one number for each group
+            keeping_BK = np.take_along_axis(keeping_BK, firsts_BK, axis=1)  # one number for each word
 
         used_BK = positions_BK >= 0
         positions_BK = np.maximum(positions_BK, 0)

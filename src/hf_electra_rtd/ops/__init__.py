@@ -8,10 +8,9 @@ vocabulary.
 
 from hf_electra_rtd.ops.masking import (
     IGNORED,
-    MORE_UNIFORMS,
     MaskedSlots,
-    choose_masked_groups,
     choose_masked_positions,
+    choose_masked_words,
     masked_slots,
     num_masked,
     original_ids,

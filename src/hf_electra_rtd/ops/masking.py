@@ -6,7 +6,6 @@ the label `IGNORED`, as `torch.nn.functional.cross_entropy` expects; their posit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor
 
 
 IGNORED = -100
-MORE_UNIFORMS = 2  # uniforms per sequence for `choose_masked_groups`, beyond one per token
 _NO_CANDIDATE = 2.0  # a score above all uniforms
 _NO_CANDIDATE_BITS = int(np.float32(_NO_CANDIDATE).view(np.int32))
 
@@ -59,50 +57,36 @@ def choose_masked_positions(
     return _slots(chosen_BL, num_slots)
 
 
-def choose_masked_groups(
+def choose_masked_words(
     candidates_BL: np.ndarray,
     word_starts_BL: np.ndarray,
-    run_lengths: Sequence[float],
     uniforms_BL: np.ndarray,
-    more_BM: np.ndarray,
+    beginnings_B: np.ndarray,
     counts_B: np.ndarray,
     num_slots: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws as many distinct positions as `choose_masked_positions`, but in groups of neighbouring words. At most two
-    groups of a sequence are masked only in part, and every candidate of a sequence is equally likely.
+    """Draws as many distinct positions as `choose_masked_positions`, but words as a whole. At most two words of a
+    sequence are masked only in part, and every candidate of a sequence is equally likely.
 
-    A group is a run of words: of 1, 2, ... with the probabilities `run_lengths`. A token that is not a candidate
-    ([SEP]) divides a run into two groups. The first run of a sequence is shortened by a random number of words, so
-    that groups do not depend on where the sequence begins. The groups are arranged in random order on a ring, and an
-    arc of `counts_B[i]` tokens, which begins at a random token, is masked.
+    The words are arranged in random order on a ring, and an arc of `counts_B[i]` tokens, which begins at a random
+    token, is masked. A token that is not a candidate ([SEP]) divides a word into two.
 
-    `word_starts_BL` is True where a word begins. `uniforms_BL` give the order of the groups. `more_BM`, with M = L +
-    `MORE_UNIFORMS`, give their lengths and the arc. All are in [0, 1). Returns the positions, int64 (B, K), ascending,
-    then -1 in unused slots; and for each position, the one where its group begins.
+    `word_starts_BL` is True where a word begins. `uniforms_BL` give the order of the words, `beginnings_B` the first
+    token of the arc. All are in [0, 1). Returns the positions, int64 (B, K), ascending, then -1 in unused slots; and
+    for each position, the one where its word begins.
     """
-    batch_size, length = candidates_BL.shape
-    places_L = np.arange(length)
-    phases_B, beginnings_B = more_BM[:, length:].astype(np.float64).T
-
-    opens_BL = candidates_BL.copy()  # candidates behind a token that is not one
-    opens_BL[:, 1:] &= ~candidates_BL[:, :-1]
-    words_BL = opens_BL | (candidates_BL & word_starts_BL)
-    numbers_BL = np.maximum(words_BL.cumsum(axis=1) - 1, 0)
-    limits = np.cumsum(run_lengths)[:-1]
-    runs_BL = 1 + np.searchsorted(limits, more_BM[:, :length], side="right")
-    runs_BL[:, 0] = 1 + (phases_B * runs_BL[:, 0]).astype(np.int64)
-    begins_run = np.zeros((batch_size, length + 1), dtype=bool)  # for each word
-    np.put_along_axis(begins_run, np.minimum(runs_BL.cumsum(axis=1), length), True, axis=1)
-    groups_BL = opens_BL | (words_BL & np.take_along_axis(begins_run, numbers_BL, axis=1))
-    starts_BL = np.maximum.accumulate(np.where(groups_BL, places_L, 0), axis=1)
+    places_L = np.arange(candidates_BL.shape[1])
+    opens_BL = candidates_BL.copy()
+    opens_BL[:, 1:] &= ~candidates_BL[:, :-1] | word_starts_BL[:, 1:]
+    starts_BL = np.maximum.accumulate(np.where(opens_BL, places_L, 0), axis=1)
 
     scores_BL = np.take_along_axis(np.asarray(uniforms_BL, dtype=np.float32), starts_BL, axis=1)
     scores_BL[~candidates_BL] = _NO_CANDIDATE
-    ring_BL = np.argsort(scores_BL.view(np.int32), axis=1, kind="stable")  # so a group's tokens stay together
+    ring_BL = np.argsort(scores_BL.view(np.int32), axis=1, kind="stable")  # so a word's tokens stay together
     ranks_BL = np.empty_like(ring_BL)
     np.put_along_axis(ranks_BL, ring_BL, np.broadcast_to(places_L, ring_BL.shape), axis=1)
     sizes_B = np.maximum(candidates_BL.sum(axis=1), 1)
-    distances_BL = ranks_BL - (beginnings_B * sizes_B).astype(np.int64)[:, None]
+    distances_BL = ranks_BL - (beginnings_B.astype(np.float64) * sizes_B).astype(np.int64)[:, None]
     chosen_BL = candidates_BL & (distances_BL % sizes_B[:, None] < np.minimum(counts_B, num_slots)[:, None])
     positions_BK = _slots(chosen_BL, num_slots)
     return positions_BK, np.take_along_axis(starts_BL, np.maximum(positions_BK, 0), axis=1)

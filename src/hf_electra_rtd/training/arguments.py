@@ -74,9 +74,7 @@ class RTDTrainingArguments(TrainingArguments):
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
     max_seq_length: int = flag(128, "Sequence length in tokens.", "[3, inf)")  # [CLS], a token, [SEP]
     mask_probability: float = flag(0.15, "Share of the tokens to mask.", "(0, 1)")
-    masking: str = flag(
-        "token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).", choices=MASKING
-    )
+    masking: str = flag("token", "What is masked as a whole: token or word.", choices=MASKING)
     document_attention: bool = flag(False, "With --packing full: tokens attend only to their own document.")
     keep_probability: float = flag(
         0.15, "Share of the masked tokens that stay visible instead of becoming [MASK].", "[0, 1]"

@@ -111,7 +111,7 @@ def test_the_generators_rate_changes_nothing_where_it_does_not_learn_and_this_is
     tmp_path, blocks, tokenizer, caplog
 ):
     frozen = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))
-    args = arguments(tmp_path, generator_learning_rate=1e-3)
+    args = arguments(tmp_path, max_seq_length=32, generator_learning_rate=1e-3)
     trainer = RTDTrainer(frozen, args, *blocks, processing_class=tokenizer)
     assert "--generator_learning_rate" in caplog.text
     assert len(trainer.create_optimizer().param_groups) == 2

@@ -27,7 +27,8 @@ from hf_electra_rtd.finetuning.kinds import KINDS
 from hf_electra_rtd.finetuning.predict import Classifier
 from hf_electra_rtd.inference import export
 from hf_electra_rtd.inference.detection import load_for_detection
-from hf_electra_rtd.pair.onnx_model import GRAPHS, load_onnx
+from hf_electra_rtd.pair.onnx_model import load_onnx
+from hf_electra_rtd.pair.places import GRAPHS
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import exported_repositories
 from tests.conftest import make_text, tiny_config

@@ -46,9 +46,16 @@ def test_records_are_found_through_links(tmp_path):
 
 
 def test_records_of_numbered_places_are_in_the_order_of_their_numbers(tmp_path):
-    for place in ("100", "12.5", "25", "6.25", "run"):
+    for place in ("100", "12.5", "1.0.1", "25", "6.25", "run"):
         evaluation_record("mrpc", 42, 0.7).save(tmp_path / place)
-    assert [path.parent.name for path in EvaluationRecord.find(tmp_path)] == ["run", "6.25", "12.5", "25", "100"]
+    assert [path.parent.name for path in EvaluationRecord.find(tmp_path)] == [
+        "1.0.1",
+        "run",
+        "6.25",
+        "12.5",
+        "25",
+        "100",
+    ]
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):

@@ -90,7 +90,12 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
         sys.exit(FAILED)
     except KeyboardInterrupt as interrupt:
         print("\nInterrupted.", file=sys.stderr)
-        sys.exit(int(interrupt.args[0]) if interrupt.args else INTERRUPTED)
+        sys.exit(status_of(interrupt))
+
+
+def status_of(interrupt: KeyboardInterrupt) -> int:
+    """Returns the exit status after Ctrl-C, or after the signal that `_terminate` has noted."""
+    return int(interrupt.args[0]) if interrupt.args else INTERRUPTED
 
 
 def _terminate(number: int, _: Any) -> NoReturn:
@@ -174,8 +179,8 @@ def parse_size(flag: str, text: str | None) -> int | None:
 
 
 class Help(str):
-    """The help of a flag, which also carries what [`flag`] is told about it: a HfArgumentParser passes all metadata of
-    a field to argparse, which knows `help` alone."""
+    """The help of a flag, which also carries the other arguments of [`flag`]: an HfArgumentParser passes all metadata
+    of a field to argparse, which knows `help` alone."""
 
     interval: str | None = None
     choices: tuple[str, ...] | None = None

@@ -125,7 +125,7 @@ class FractionRecord(_Record):
 
 def _in_order(path: Path) -> list[tuple[float, str]]:
     """The key by which paths are sorted, with numbers by size: `fractions/6.25` comes before `fractions/25`."""
-    return [(float(part), "") if re.fullmatch(r"[\d.]*\d", part) else (-1.0, part) for part in path.parts]
+    return [(float(part), "") if re.fullmatch(r"\d+(\.\d+)?", part) else (-1.0, part) for part in path.parts]
 
 
 def pretraining_of(network: str | os.PathLike[str]) -> dict[str, Any] | None:

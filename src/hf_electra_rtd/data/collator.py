@@ -26,7 +26,7 @@ from hf_electra_rtd.ops import (
 
 
 _REMOVED = " A plain Trainer removes such columns, unless it has remove_unused_columns=False."
-MASKING = ("token", "word")  # what is masked together
+MASKING = ("token", "word")  # what is masked as a whole
 # `document_offsets` have room for this many documents per sequence, or 2, 4, ... times as many if a batch needs it, so
 # that their shape seldom changes: empty documents cost a kernel little, but a new shape costs a compilation.
 DOCUMENTS_A_SEQUENCE = 8

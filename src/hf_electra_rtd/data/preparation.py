@@ -114,8 +114,8 @@ def prepare_blocks(
             logger.info(f"Using {found[0].path}, prepared before from the same text.")
             return found
         if resumed:
-            now, before = ([(text["sha256"], text["weight"]) for text in of] for of in (scans, resumed.header.sources))
-            if now != before:
+            now = [(text["sha256"], text["weight"]) for text in scans]
+            if now != [(text["sha256"], text["weight"]) for text in resumed.header.sources]:
                 raise ValueError(f"{resumed.path} would be replaced: a text or a weight has changed. {_RESUMED}")
             if found:
                 return found  # only names of texts have changed
@@ -174,7 +174,8 @@ def _open_resumed(path: Path, sha256: str, described: dict[str, Any]) -> Blocks 
         return None
     if blocks.header.sha256 != sha256:
         return None
-    before, now = (each | each["recipe"] for each in (vars(blocks.header), described))
+    before = vars(blocks.header) | blocks.header.recipe
+    now = described | described["recipe"]
     names = [name for name in now if name != "recipe" and now[name] != before.get(name)]
     if names:
         changes = "; ".join(f"{name} was {before.get(name)}, now {now[name]}" for name in names)

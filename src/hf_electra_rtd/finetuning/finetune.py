@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import datasets
 from accelerate import PartialState
 
-from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments, parse_arguments, run
+from hf_electra_rtd.base.cli import check_arguments, parse_arguments, run, status_of
 from hf_electra_rtd.base.files import known_names, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord, public_command
 from hf_electra_rtd.finetuning.arguments import (
@@ -215,7 +215,7 @@ class _Call:
             except KeyboardInterrupt as interrupt:
                 without = " without --overwrite_output_dir" if plan.flags.overwrite_output_dir else ""
                 logger.warning(f"Interrupted. Repeat the command{without}: it continues with what is missing.")
-                status = int(interrupt.args[0]) if interrupt.args else INTERRUPTED
+                status = status_of(interrupt)
             if plan.is_main and self.records:
                 print_table(results_table(self.records))
                 logger.info(f"Records and predictions: {plan.directory}")

@@ -52,11 +52,12 @@ from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.predict import Classifier, answer_split
 from hf_electra_rtd.finetuning.report import compared
 from hf_electra_rtd.inference.detection import load_for_detection
-from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
+from hf_electra_rtd.pair.onnx_model import MISSING, TORCH, OnnxModel
 from hf_electra_rtd.pair.places import (
     DETECTOR,
     FINE_TUNED,
     GENERATOR,
+    GRAPHS,
     NETWORK_FILES,
     NETWORKS,
     RUN,

@@ -14,12 +14,10 @@ from hf_electra_rtd.base.files import check_name
 from hf_electra_rtd.base.records import ExportRecord, count_cores
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.ops import best_and_lead
-from hf_electra_rtd.pair.places import read_stock_config
+from hf_electra_rtd.pair.places import GRAPHS, read_stock_config
 
 
 TORCH = "torch"
-# For each name of `--runtime`, the file of the graph in an export. Files are named as by transformers.js.
-GRAPHS = {"onnx": "onnx/model.onnx", "onnx-int8": "onnx/model_quantized.onnx"}
 RUNTIMES = (TORCH, *GRAPHS)
 MISSING = "{} is not installed. Install the extra `onnx`: pip install -e '.[onnx]'."
 

@@ -27,6 +27,8 @@ WEIGHTS = (
 )
 # The files that a directory of a network may hold.
 NETWORK_FILES = (CONFIG_FILE, "generation_config.json", ADAPTER_CONFIG, *TOKENIZER_FILES, *WEIGHTS)
+# For each name of `--runtime`, the file of the graph in an export. Files are named as by transformers.js.
+GRAPHS = {"onnx": "onnx/model.onnx", "onnx-int8": "onnx/model_quantized.onnx"}
 # The files that sentence-transformers writes beside these.
 EMBEDDING_FILES = (
     "modules.json",

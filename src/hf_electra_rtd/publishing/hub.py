@@ -21,8 +21,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, er
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from hf_electra_rtd.base.records import public
-from hf_electra_rtd.pair.onnx_model import GRAPHS
-from hf_electra_rtd.pair.places import NETWORK_FILES
+from hf_electra_rtd.pair.places import GRAPHS, NETWORK_FILES
 
 
 logger = logging.getLogger(__name__)

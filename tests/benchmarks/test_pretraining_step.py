@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import contestants
@@ -30,8 +31,13 @@ def compete_as(name, rows, device="cpu", workload=TINY) -> Contestant:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # dynamo instantiates autograd functions
-@pytest.mark.parametrize("backbone", BACKBONES)
-@pytest.mark.parametrize("name", [*contestants.ARRANGEMENTS, pytest.param("ours-compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "backbone"),
+    [
+        *itertools.product(contestants.ARRANGEMENTS, BACKBONES),
+        pytest.param("ours-compiled", None, marks=pytest.mark.slow),  # families compile in tests/test_compilation.py
+    ],
+)
 def test_every_contestant_computes_the_same_losses_and_gradients(name, backbone, rows):
     workload = dataclasses.replace(TINY, backbone=backbone)
     batch = rows.batches(1, "cpu")[0]

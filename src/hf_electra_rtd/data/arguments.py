@@ -41,7 +41,7 @@ class DataArguments:
     drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before (exact).")
     num_proc: int | None = flag(None, "Number of threads that tokenize. Default: one per core.", "[1, inf)")
     word_segmenter: Literal["jieba"] | None = flag(
-        None, "Word segmenter for --masking: jieba (Chinese; the extra zh). Default: the tokenizer finds words."
+        None, "Word segmenter for --masking word: jieba (Chinese; the extra zh). Default: the tokenizer finds words."
     )
     shard_size: str | None = flag(
         None, "Write several files of at most this size (512MB) and an index. Default: one file."

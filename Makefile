@@ -16,9 +16,10 @@ BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One test process per core, at most four; each takes about 1 GB of memory.
 WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 }')
-# Python compiles the modules that are imported, on first use; to compile all of them takes longer.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Containers often set it. Then each process that a test starts would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 # What the site shows: pages, and the pictures in them.
 PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs examples model_cards benchmarks
 # Spelled out, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.

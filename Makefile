@@ -18,7 +18,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 }')
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
-# Containers often set it. Then each process that a test starts would compile the package again.
+# Containers often set this variable; then each process that a test starts compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 # What the site shows: pages, and the pictures in them.
 PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs examples model_cards benchmarks

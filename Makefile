@@ -16,7 +16,8 @@ BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One test process per core, at most four; each takes about 1 GB of memory.
 WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 }')
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles the modules that are imported, on first use; to compile all of them takes a minute longer.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # Containers often set this variable; then each process that a test starts compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=

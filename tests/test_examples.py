@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 # Enough steps for a run to write everything that a cell reads.
-FEW = 20
+FEW = 2
 
 
 @pytest.mark.slow

@@ -242,7 +242,7 @@ def test_new_networks_of_tiny_begin_on_the_neighbours():
 @pytest.mark.slow
 def test_two_hundred_tiny_steps_on_the_bundled_corpus_find_replaced_tokens(tmp_path):
     corpus = Path(__file__).parents[1] / "examples/data/eltec_eng_excerpts.txt.gz"
-    flags = {"train_files": corpus, "output_dir": tmp_path, "max_steps": 200, "per_device_train_batch_size": 16}
+    flags = {"train_files": corpus, "output_dir": tmp_path, "max_steps": 200, "per_device_train_batch_size": 8}
     flags |= {"seed": 42, "eval_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
     assert main([word for name, value in flags.items() for word in (f"--{name}", str(value))] + ["--use_cpu"]) == 0
     assert PretrainingRecord.load(tmp_path).metrics["eval_discriminator_auc"] >= 0.80

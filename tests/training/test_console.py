@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from rich.console import Console
+from transformers import TrainerState
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream, get_parameter_groups
 from hf_electra_rtd.base.accounting import count_parameters
@@ -48,6 +49,16 @@ def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
     seconds, speed = re.search(r"([\d.e-]+) s a step, ([\d,]+) tokens/s", text).groups()
     assert float(seconds) * int(speed.replace(",", "")) == pytest.approx(8 * 32, rel=0.02)
     assert "\x1b[" not in text
+
+
+def test_the_time_left_is_that_of_the_recent_speed():
+    history = [
+        {"step": step, "train_seconds": 60.0 * step + (36_000 if step > 2 else 0)}  # ten hours of sleep in step 3
+        for step in range(1, 21)
+    ]
+    for step, left in ((1, "29 min 0 s left"), (20, "10 min 0 s left")):
+        state = TrainerState(global_step=step, max_steps=30, log_history=history[:step])
+        assert console.format_log({"discriminator_loss": 0.3, **history[step - 1]}, state).endswith(left)
 
 
 def test_the_memory_of_a_run_is_that_of_its_optimizer(show, model):

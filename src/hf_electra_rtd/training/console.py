@@ -42,6 +42,7 @@ _BRIEF = {
     "discriminator_token_accuracy",
 }
 _BRIEF_HELD_OUT = {*_BRIEF, "discriminator_auc", "bigram_auc"} - {"discriminator_recall"}
+_RECENT_LOGS = 10  # a computer that slept, or that is busy now, changes the speed
 _LONGEST_START = 64  # tokens shown of a sequence
 _SCORED_TOKENS = 2048  # tokens of held-out text that are scored
 _SENTENCES = 3  # sentences of held-out text that are shown
@@ -80,7 +81,7 @@ def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, 
 
 def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     """Returns the line for a log of training steps or of an evaluation; None for other logs. The time left is that of
-    the remaining training steps, at the speed of the steps so far."""
+    the remaining training steps, at the speed between the last `_RECENT_LOGS` logs."""
     step = state.global_step
     max_steps = max(1, state.max_steps)
     for title, prefix in (("held out", "eval_"), ("old text", OLD)):
@@ -90,7 +91,10 @@ def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     if "discriminator_loss" not in logs:
         return None
     shown = {name: value for name, value in logs.items() if name in _BRIEF}
-    left = format_duration(logs["train_seconds"] / max(1, step) * (max_steps - step))
+    begin = {"train_seconds": 0.0, "step": 0}
+    earlier = [begin, *(log for log in state.log_history if "train_seconds" in log)][-_RECENT_LOGS:][0]
+    seconds_per_step = (logs["train_seconds"] - earlier["train_seconds"]) / max(1, step - earlier["step"])
+    left = format_duration(seconds_per_step * (max_steps - step))
     return "  ".join([f"step {step:,}/{max_steps:,}", *map(" ".join, describe_metrics(shown).items()), f"{left} left"])
 
 

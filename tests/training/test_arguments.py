@@ -85,13 +85,15 @@ def test_a_fraction_is_complete_at_the_end_of_its_step():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing changes")
-def test_memory_that_a_tensor_frees_is_there_for_the_next_one():
+@pytest.mark.parametrize("tensors", [1, 20])
+def test_memory_that_tensors_free_is_there_for_the_next_ones(tensors):
     keep_freed_memory()
     ctypes.CDLL(None).malloc_trim(0)  # earlier tests may have left more free memory than glibc keeps
 
     def count_page_faults():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.empty(2**24).fill_(1)  # 64 MB, beyond what glibc keeps by default: 16,384 pages
+        # 64 MB each, beyond what glibc keeps by default: 16,384 pages
+        [torch.empty(2**24).fill_(1) for _ in range(tensors)]
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     counts = [count_page_faults() for _ in range(4)]

@@ -54,6 +54,7 @@ TRAINER_INTERVALS = {
 # glibc's malloc.h
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_NEVER = -1
 _LARGEST = 2**30  # bytes
 MUON = "muon"
 # Names that mean `ElectraAdamW` and `ElectraMuon`.
@@ -300,7 +301,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+        mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokenizer: Any = None) -> None:

@@ -179,3 +179,25 @@ def test_activation_checkpointing_changes_nothing(batch):
         gradients.append([p.grad for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiled_model_trains_alike(batch):
+    """With the default compiler backend; `test_compilation.py` checks the graphs of all pairs."""
+    batch = pad_batch(batch, 5)
+    trajectories = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = ElectraForRTDPretraining(tiny_config(num_hidden_layers=1)).train()
+        forward = torch.compile(model, fullgraph=True) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        losses = []
+        for _ in range(4):
+            losses.append(forward(**batch).loss)
+            losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trajectories.append(torch.stack(losses).detach())
+    torch.testing.assert_close(trajectories[1], trajectories[0], rtol=1e-4, atol=0)

@@ -91,8 +91,8 @@ def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     if "discriminator_loss" not in logs:
         return None
     shown = {name: value for name, value in logs.items() if name in _BRIEF}
-    begin = {"train_seconds": 0.0, "step": 0}
-    earlier = [begin, *(log for log in state.log_history if "train_seconds" in log)][-_RECENT_LOGS:][0]
+    timed = [log for log in state.log_history if "train_seconds" in log]
+    earlier = timed[-_RECENT_LOGS] if len(timed) >= _RECENT_LOGS else {"step": 0, "train_seconds": 0.0}
     seconds_per_step = (logs["train_seconds"] - earlier["train_seconds"]) / max(1, step - earlier["step"])
     left = format_duration(seconds_per_step * (max_steps - step))
     return "  ".join([f"step {step:,}/{max_steps:,}", *map(" ".join, describe_metrics(shown).items()), f"{left} left"])

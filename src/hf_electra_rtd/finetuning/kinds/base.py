@@ -142,7 +142,9 @@ class Kind(ABC):
         return self._cross_entropy(outputs.logits, batch["labels"])
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The cross-entropy of `logits`, which are (B, classes) or (B, classes, L)."""
+        """The cross-entropy of `logits`, which are (..., classes), for `labels` of the leading shape."""
+        logits = logits.flatten(0, -2)  # classes stay last: a CPU needs twice the time for (B, classes, L)
+        labels = labels.flatten()
         weight = None if self.class_weights is None else logits.new_tensor(self.class_weights, dtype=torch.float32)
         return F.cross_entropy(logits.float(), labels, weight, ignore_index=IGNORED, reduction="sum")
 

@@ -134,7 +134,7 @@ class CorrectionKind(Kind):
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Returns the weighted sum of both losses in float32, over the words of one token."""
-        correction = self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
+        correction = self._cross_entropy(outputs.logits, batch["labels"])
         judged = batch["labels"].ne(IGNORED) & batch["input_ids"].ne(int(self.tokenizer.mask_token_id))
         is_wrong = batch["labels"].ne(batch["input_ids"]).float()
         detection = F.binary_cross_entropy_with_logits(outputs.detection_logits, is_wrong, reduction="none") * judged

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset, List, Value
 from scipy.special import softmax
-from torch import Tensor
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
@@ -67,9 +66,6 @@ class TaggingKind(Kind):
             feature = self._inputs(tokens, row) | {"labels": labels, "places": places}
             features.append(feature | {"example": index, "truncated": bool(tokens.encodings[row].overflowing)})
         return features
-
-    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        return self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
         words = self._of_words(outputs, features, examples)

@@ -185,7 +185,8 @@ class Plan:
         flags = self.flags
         decay = flags.layerwise_lr_decay
         if decay is None:
-            decay = 1.0 if flags.lora or task.kind == "embedding" else get_size(self.size).layerwise_lr_decay
+            is_even = flags.lora or task.kind in ("correction", "embedding")
+            decay = 1.0 if is_even else get_size(self.size).layerwise_lr_decay
         if decay != 1 and args.optim not in OWN_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
         dropout = flags.dropout  # None in the record: the encoder's own

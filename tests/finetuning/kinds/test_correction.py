@@ -153,6 +153,7 @@ def test_a_model_learns_to_correct_and_the_corrector_loads_it(encoder, tmp_path,
     assert record["main_metric"] == "sentence_correction_f1"
     assert record["metrics"]["dev"]["sentence_correction_f1"] > 0.9
     assert record["model"]["architecture"] == "ElectraForCorrection"
+    assert record["arguments"]["layerwise_lr_decay"] == 1
 
     corrector = Corrector.from_pretrained(str(run))
     text = "River mill Garden letter"

@@ -36,7 +36,10 @@ class TaskArguments:
         None, f"Recipe to use: {', '.join(SIZES)}. Default: guessed from the model.", choices=SIZES
     )
     layerwise_lr_decay: float | None = flag(
-        None, "Factor of the learning rate from one layer to the layer below. 1: none.", "(0, 1]"
+        None,
+        "Factor of the learning rate from one layer to the layer below. 1: none. Default: that of the size; 1 for "
+        "correction, embeddings and LoRA.",
+        "(0, 1]",
     )
     max_seq_length: int | None = flag(None, "Tokens per example. Default: depends on the task.", "[3, inf)")
     doc_stride: int = flag(128, "Question answering: tokens that two windows of a context share.", "[0, inf)")

@@ -185,8 +185,8 @@ class Plan:
         flags = self.flags
         decay = flags.layerwise_lr_decay
         if decay is None:
-            is_even = flags.lora or task.kind in ("correction", "embedding")
-            decay = 1.0 if is_even else get_size(self.size).layerwise_lr_decay
+            has_one_rate = flags.lora or task.kind in ("correction", "embedding")
+            decay = 1.0 if has_one_rate else get_size(self.size).layerwise_lr_decay
         if decay != 1 and args.optim not in OWN_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
         dropout = flags.dropout  # None in the record: the encoder's own

@@ -66,7 +66,10 @@ TABLES = {  # path: header and line
     "glue/SST-2/*.tsv": ("sentence\tlabel\n", "{a}\t{label}\n"),
     "*.csv": ("review,mood,text,label\n", "{a},{label},{a},{label}\n"),
     "pairs.tsv": ("text\tright\n", "{a}\t{other}\n"),
+    "train.tsv": ("text\tright\n", "{a}\t{other}\n"),
+    "test15.tsv": ("text\tright\n", "{a}\t{other}\n"),
     "letters.txt": ("", "{a}\n{other}\n"),
+    "simplified.txt": ("", "{a}\n{other}\n"),
     "blimp/pairs.jsonl": ("", '{{"sentence_good": "{a}", "sentence_bad": "{other}"}}\n'),
 }
 
@@ -84,7 +87,8 @@ def write_tasks(directory):
             file = directory / path.replace("*", split)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(header + "".join(line.format(**row) for row in rows), encoding="utf-8")
-    (directory / "confusions.txt").write_text("old great\nriver mill\n")
+    for name in ("confusions.txt", "same_pinyin.txt"):
+        (directory / name).write_text("old great\nriver mill\n")
 
 
 @pytest.mark.slow

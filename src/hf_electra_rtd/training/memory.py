@@ -69,10 +69,10 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
     """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many.
 
-    With more sequences, the peak never falls; where activations decide it, it grows linearly. First, a line through the
-    last two batches predicts one that is too large, at most 64 times the last. Then the line between a batch that fits
-    and one that is too large predicts the next. Every third of these steps halves the interval instead, so their number
-    is bounded. `peak` is called more than once for the same number: cache it."""
+    With more sequences, the peak never falls; where activations decide it, it grows linearly. First, a line through
+    the last two batches predicts one that is too large, at most 64 times the last. Then the line between a batch that
+    fits and one that is too large predicts the next. Every third of these steps halves the interval instead, so their
+    number is bounded. `peak` is called more than once for the same number: cache it."""
     fits = 0
     too_many = 1
     while peak(too_many) <= budget:

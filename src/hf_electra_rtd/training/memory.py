@@ -69,23 +69,18 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
     """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many.
 
-    With more sequences, the peak never falls; where activations decide it, it grows linearly. First, a line through
-    the last two batches predicts one that is too large, at most 64 times the last. Then the line between a batch that
-    fits and one that is too large predicts the next. Every third of these steps halves the interval instead, so their
-    number is bounded. `peak` is called more than once for the same number: cache it."""
+    With more sequences, the peak never falls; where activations decide it, it grows linearly. So interpolation finds
+    the batch in few steps. Every second step bisects, which bounds their number. `peak` is called more than once for
+    the same number: cache it."""
     fits = 0
     too_many = 1
     while peak(too_many) <= budget:
-        growth = (peak(too_many) - peak(fits)) / (too_many - fits) if fits else 0.0
         fits = too_many
-        too_many = 8 * fits
-        if growth > 0:
-            too_many = min(64 * fits, fits + int((budget - peak(fits)) / growth) + 1)
-    step = 0
+        too_many *= 8
+    interpolates = True
     while too_many - fits > 1:
-        step += 1
-        bisects = step % 3 == 0
-        share = 0.5 if bisects else (budget - peak(fits)) / (peak(too_many) - peak(fits))
+        share = (budget - peak(fits)) / (peak(too_many) - peak(fits)) if interpolates else 0.5
+        interpolates = not interpolates
         middle = fits + round(share * (too_many - fits))
         middle = min(max(middle, fits + 1), too_many - 1)
         if peak(middle) <= budget:

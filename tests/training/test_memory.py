@@ -29,9 +29,10 @@ def count(tmp_path):
     return count
 
 
+@pytest.mark.parametrize("start", [1, 12, 300])
 @pytest.mark.parametrize("flat", [0, 900], ids=["linear", "the optimizer has the peak of small batches"])
-def test_the_largest_batch_is_that_of_a_search_one_by_one_in_few_steps(flat):
-    for budget in (50, 107, 500.5, 950, 5000):
+def test_the_largest_batch_is_that_of_a_search_one_by_one_in_few_steps(flat, start):
+    for budget in (500.5, *range(50, 5000, 37)):
         steps = []
 
         def peak(size, steps=steps):
@@ -39,8 +40,8 @@ def test_the_largest_batch_is_that_of_a_search_one_by_one_in_few_steps(flat):
             return max(flat, 100 + 7 * size)
 
         fitting = [size for size in range(1, 1000) if max(flat, 100 + 7 * size) <= budget]
-        assert largest_batch(peak, budget) == max(fitting, default=0)
-        assert len(set(steps)) <= 13
+        assert largest_batch(peak, budget, start) == max(fitting, default=0)
+        assert len(set(steps)) <= 18
 
 
 PAIRS = {

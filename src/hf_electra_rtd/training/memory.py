@@ -59,34 +59,46 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
     found = []
     for memory in memories:
         budget = (1 - RESERVE) * memory
-        largest = largest_batch(peak, budget)
-        most = wanted if largest >= wanted else largest_batch(peak, budget - gradients)
+        largest = largest_batch(peak, budget, wanted)
+        most = wanted if largest >= wanted else largest_batch(peak, budget - gradients, wanted)
         accumulated = max((size for size in range(1, most + 1) if wanted % size == 0), default=0)
         found.append(Batches(peak(wanted), largest, accumulated))
     return found
 
 
-def largest_batch(peak: Callable[[int], int], budget: float) -> int:
+def largest_batch(peak: Callable[[int], int], budget: float, start: int) -> int:
     """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many.
 
     With more sequences, the peak never falls; where activations decide it, it grows linearly. So interpolation finds
-    the batch in few steps. Every second step bisects, which bounds their number. `peak` is called more than once for
-    the same number: cache it."""
+    the batch in few steps. Where a step does not halve the range, the next one bisects it, which bounds their number.
+    `peak` is called more than once for the same number: cache it.
+
+    Args:
+        start: the number of sequences to try first.
+    """
     fits = 0
-    too_many = 1
-    while peak(too_many) <= budget:
-        fits = too_many
-        too_many *= 8
-    interpolates = True
+    too_many = 0  # not found yet
+    size = start
+    while not (fits and too_many):
+        if peak(size) <= budget:
+            fits = size
+            size *= 8
+        elif size == 1:
+            return 0
+        else:
+            too_many = size
+            size = max(size // 8, 1)
+    bisects = False
     while too_many - fits > 1:
-        share = (budget - peak(fits)) / (peak(too_many) - peak(fits)) if interpolates else 0.5
-        interpolates = not interpolates
-        middle = fits + round(share * (too_many - fits))
+        width = too_many - fits
+        share = 0.5 if bisects else (budget - peak(fits)) / (peak(too_many) - peak(fits))
+        middle = fits + round(share * width)
         middle = min(max(middle, fits + 1), too_many - 1)
         if peak(middle) <= budget:
             fits = middle
         else:
             too_many = middle
+        bisects = too_many - fits > width / 2
     return fits
 
 

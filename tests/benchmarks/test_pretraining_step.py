@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partialmethod
 from pathlib import Path
 
 import contestants
@@ -11,6 +12,7 @@ import pretraining_step
 import pytest
 import torch
 from contestants import Contestant, Entry, make_pair
+from torch import nn
 from workload import Rows, Workload
 
 
@@ -38,7 +40,9 @@ def compete_as(name, rows, device="cpu", workload=TINY) -> Contestant:
         pytest.param("ours-compiled", None, marks=pytest.mark.slow),  # families compile in tests/test_compilation.py
     ],
 )
-def test_every_contestant_computes_the_same_losses_and_gradients(name, backbone, rows):
+def test_every_contestant_computes_the_same_losses_and_gradients(name, backbone, rows, monkeypatch):
+    # The default backend compiles for a minute; tests/test_modeling.py trains with it.
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
     workload = dataclasses.replace(TINY, backbone=backbone)
     batch = rows.batches(1, "cpu")[0]
     reference = pretraining_step.measure_work(compete_as("naive", rows, workload=workload), batch)

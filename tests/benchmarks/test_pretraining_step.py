@@ -41,7 +41,8 @@ def compete_as(name, rows, device="cpu", workload=TINY) -> Contestant:
     ],
 )
 def test_every_contestant_computes_the_same_losses_and_gradients(name, backbone, rows, monkeypatch):
-    # The default backend compiles for a minute; tests/test_modeling.py trains with it.
+    # The default backend compiles for a minute. A test of the model trains with it, and the benchmark compares its
+    # contestants before it times them.
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
     workload = dataclasses.replace(TINY, backbone=backbone)
     batch = rows.batches(1, "cpu")[0]

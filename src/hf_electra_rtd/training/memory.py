@@ -74,7 +74,7 @@ def largest_batch(peak: Callable[[int], int], budget: float, start: int) -> int:
     `peak` is called more than once for the same number: cache it.
 
     Args:
-        start: the number of sequences to try first.
+        start: the number of sequences to try first, at least 1.
     """
     fits = 0
     too_many = 0  # not found yet

@@ -53,7 +53,7 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def _quick(request, monkeypatch) -> None:
     """Replaces the picture of the curves, which takes longer than most runs, with an empty file, and does not wait
-    for the disk after each file. `finished_run` and slow tests draw the real picture; that of the pages, only once."""
+    for the disk after each file. Slow tests and `finished_run` draw the real picture."""
     if "slow" not in request.keywords:
         monkeypatch.setattr("hf_electra_rtd.training.directory.plot_curves", lambda record, path: Path(path).touch())
         monkeypatch.setattr(os, "fsync", lambda file: None)

@@ -108,7 +108,7 @@ class FakeAccelerator(TorchDispatchMode):
         self.phase = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # most of the calls
+        if func is torch.ops.prim.device.default:  # most calls ask for the device
             return args[0].fake_device
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

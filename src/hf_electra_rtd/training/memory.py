@@ -70,7 +70,7 @@ def largest_batch(peak: Callable[[int], int], budget: float, start: int) -> int:
     """Returns the most sequences whose peak, in bytes, is within the budget; 0 if one is too many.
 
     With more sequences, the peak never falls; where activations decide it, it grows linearly. So interpolation finds
-    the batch in few steps. Where a step does not halve the range, the next one bisects it, which bounds their number.
+    the batch in few steps. After two steps of interpolation, every second step bisects, which bounds their number.
     `peak` is called more than once for the same number: cache it.
 
     Args:
@@ -88,17 +88,17 @@ def largest_batch(peak: Callable[[int], int], budget: float, start: int) -> int:
         else:
             too_many = size
             size = max(size // 8, 1)
-    bisects = False
+    step = 0
     while too_many - fits > 1:
-        width = too_many - fits
+        step += 1
+        bisects = step > 2 and step % 2 == 1
         share = 0.5 if bisects else (budget - peak(fits)) / (peak(too_many) - peak(fits))
-        middle = fits + round(share * width)
+        middle = fits + round(share * (too_many - fits))
         middle = min(max(middle, fits + 1), too_many - 1)
         if peak(middle) <= budget:
             fits = middle
         else:
             too_many = middle
-        bisects = too_many - fits > width / 2
     return fits
 
 
@@ -181,7 +181,7 @@ class _Alive(TorchDispatchMode):
         self._sizes: dict[int, int] = {}  # of storages, by their address
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.prim.device.default:  # most of the calls
+        if function is torch.ops.prim.device.default:  # most calls ask for the device
             return args[0].fake_device
         result = function(*args, **(kwargs or {}))
         for each in tree_leaves(result):

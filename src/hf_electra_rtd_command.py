@@ -7,6 +7,7 @@ misspelled command need none of it.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ INTERRUPTED = 130  # after Ctrl-C
 def main() -> NoReturn:
     name = _parse_command(sys.argv[1:2])
     del sys.argv[1]
+    # The imports take a third less time without garbage collection, which finds next to nothing in them.
+    gc.disable()
     try:
         run: Callable[..., NoReturn] = importlib.import_module("hf_electra_rtd.base.cli").run
     except KeyboardInterrupt:
@@ -46,7 +49,14 @@ def main() -> NoReturn:
         print(f"error: {error}. Was the working directory removed?", file=sys.stderr)
         sys.exit(FAILED)
     # From here on `run` reports errors, including those raised while the command's module is imported.
-    run(lambda argv: importlib.import_module(f"hf_electra_rtd.{COMMANDS[name][0]}").main(argv), name)
+    run(lambda argv: _import_command(name)(argv), name)
+
+
+def _import_command(name: str) -> Callable[[list[str]], int | None]:
+    command: Callable[[list[str]], int | None] = importlib.import_module(f"hf_electra_rtd.{COMMANDS[name][0]}").main
+    gc.freeze()  # no later collection looks through what was imported
+    gc.enable()
+    return command
 
 
 def _parse_command(argv: Sequence[str]) -> str:

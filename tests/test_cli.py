@@ -1,5 +1,6 @@
 """Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
+import gc
 import importlib
 import json
 import re
@@ -376,6 +377,21 @@ def test_the_console_command_answers_without_what_takes_long_to_import(argument)
     done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=False)
     assert done.returncode == (FAILED if argument == "pretran" else 0)
     assert not {"torch", "transformers", "numpy", "hf_electra_rtd"} & set(eval(done.stdout.splitlines()[-1]))
+
+
+def test_garbage_of_the_imports_is_left_and_garbage_of_the_command_is_collected(monkeypatch):
+    frozen = gc.get_freeze_count()
+
+    def command(argv):
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+        return 7
+
+    monkeypatch.setattr(detection, "main", command)
+    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd", "detect"])
+    with pytest.raises(SystemExit) as ended:
+        hf_electra_rtd_command.main()
+    assert ended.value.code == 7
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class Killed:
             save_total_limit=1000,
             resume_from_checkpoint="auto",
         )
-        command = [sys.executable, "-m", "hf_electra_rtd.training.pretrain", *flags]
+        command = [sys.executable, "-m", "hf_electra_rtd_command", "pretrain", *flags]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -6,6 +6,7 @@
 `accelerate` does not offer this for CPUs, so it is told that these are GPUs.
 """
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -31,8 +32,11 @@ def shard_on_cpus() -> None:
 
 
 def main(argv) -> None:
+    gc.disable()  # as `hf_electra_rtd_command` does
     from hf_electra_rtd.training import pretrain
 
+    gc.freeze()
+    gc.enable()
     if "--shard" in argv:
         shard_on_cpus()
     for flags in json.loads(Path(argv[0]).read_text()):

@@ -97,7 +97,7 @@ def one_node(workplace):
     return workplace / "one-node"
 
 
-@pytest.mark.slow
+@pytest.mark.nodes
 def test_two_nodes_end_with_the_weights_of_one_node_with_two_processes(workplace, one_node):
     with Nodes(workplace, flags(workplace, workplace / "two-nodes")) as nodes:
         printed = nodes.wait()
@@ -153,7 +153,7 @@ def test_a_job_whose_nodes_get_a_signal_saves_and_ends_with_the_same_weights_whe
     assert_same_weights(one_node, workplace / "signalled")
 
 
-@pytest.mark.slow
+@pytest.mark.nodes
 def test_nodes_that_see_other_directories_are_refused_by_name_before_any_work(workplace):
     directories = [workplace / "disk-0", workplace / "disk-1"]  # each resolves `--output_dir run` to another place
     for directory in directories:

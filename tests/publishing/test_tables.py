@@ -182,18 +182,20 @@ def saved(tmp_path, *records):
     return [tmp_path / str(number) for number in range(len(records))]
 
 
-def report(right, *samples, data="a"):
-    return {"score": right, "resampled": samples, "data": data}
+def report(right, *samples, data="a", **more):
+    return {"score": right, "resampled": samples, "data": data, **more}
 
 
 MEDIANS = [report(0.5, 0.1, 0.9, 0.5), report(0.6, 0.3, 0.7, 0.5), report(0.7, 0.2, 0.8, 0.5)]  # sample by sample
 INTERVAL = "95 % interval over examples"
+OF_PAIRS = report(0.8, 0.7, 0.8, 0.9, paradigms={"plural": 0.8})
 
 
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
         ([report(0.8, 0.7, 0.8, 0.9)], report(0.5, 0.5, 0.5, 0.5), f"+30.00 ({INTERVAL} +20.50 to +39.50)"),
+        ([OF_PAIRS], {**OF_PAIRS, "score": 0.7}, "+10.00 (95 % interval over paradigms +0.00 to +0.00)"),
         (MEDIANS, report(0.5, 0.2, 0.8, 0.5), f"+10.00 ({INTERVAL} +0.00 to +0.00)"),
         ([report(0.5, 0.5)], report(0.5, 0.5, data="b"), "no difference"),
         ([report(0.5, 0.5), None], report(0.5, 0.5), "no difference"),

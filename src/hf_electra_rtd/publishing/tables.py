@@ -229,8 +229,8 @@ def _scored_split(run: EvaluationRecord) -> str:
 
 def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
     """Yields for each task with exactly two models the difference of their medians over seeds, with a 95 % interval.
-    The interval compares both models on the same samples of the examples (paired bootstrap). The scores of these
-    samples are in the reports next to the records."""
+    The interval compares both models on the same samples of the examples, or of the paradigms of minimal pairs (paired
+    bootstrap). The scores of these samples are in the reports next to the records."""
     directories = {id(run): path.parent for path, run in records.items()}
     columns: dict[tuple[str, str], list[TaskResult]] = {}
     for result in summarize(records.values()):
@@ -255,7 +255,8 @@ def _difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str
     scores = [statistics.median(report["score"] for report in reports) for reports in (first, second)]
     samples = [np.median([report["resampled"] for report in reports], axis=0) for reports in (first, second)]
     low, high = 100 * np.quantile(samples[0] - samples[1], (0.025, 0.975))
-    return f"{100 * (scores[0] - scores[1]):+.2f} (95 % interval over examples {low:+.2f} to {high:+.2f})"
+    drawn = "paradigms" if "paradigms" in first[0] else "examples"
+    return f"{100 * (scores[0] - scores[1]):+.2f} (95 % interval over {drawn} {low:+.2f} to {high:+.2f})"
 
 
 # ---- Tables ----

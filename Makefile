@@ -1,7 +1,7 @@
 # make pretrain   pre-train the tiny size on the bundled corpus (creates its environment first)
 # make test       the tests
 # make test-slow  kills, several processes, compilation
-# make test-nodes two nodes on this machine (six minutes; not in .ci/run)
+# make test-nodes two nodes on this machine (four minutes; not in .ci/run)
 # make test-tf    the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
 # make bench      short versions of the benchmarks (about two minutes each on two cores)
 # make quality    ruff, formatting, import contract, types, dense code, and the site

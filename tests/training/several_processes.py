@@ -32,7 +32,6 @@ def shard_on_cpus() -> None:
 
 
 def main(argv) -> None:
-    gc.disable()  # as `hf_electra_rtd_command` does
     from hf_electra_rtd.training import pretrain
 
     gc.freeze()
@@ -44,6 +43,7 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # during the imports, as `hf_electra_rtd_command` does
     from hf_electra_rtd.base import cli
 
     cli.run(main)

@@ -153,7 +153,7 @@ def test_a_job_whose_nodes_get_a_signal_saves_and_ends_with_the_same_weights_whe
     assert_same_weights(one_node, workplace / "signalled")
 
 
-@pytest.mark.nodes
+@pytest.mark.slow
 def test_nodes_that_see_other_directories_are_refused_by_name_before_any_work(workplace):
     directories = [workplace / "disk-0", workplace / "disk-1"]  # each resolves `--output_dir run` to another place
     for directory in directories:

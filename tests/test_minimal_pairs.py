@@ -224,7 +224,7 @@ def test_the_command_judges_a_run_and_its_bigrams_and_leaves_records_to_compare(
     compare.main([str(tmp_path / "network"), str(tmp_path / "bigrams")])
     shown = capsys.readouterr().out
     assert "| agreement |" in shown
-    assert "95 % interval" in shown
+    assert "95 % interval over paradigms" in shown
     assert "first 2 pairs" in shown
     monkeypatch.chdir(pairs_file.parent)
     likelihood.main(["--model", str(finished_run), "--pairs", ".", "--output_dir", str(tmp_path / "here")])

@@ -6,7 +6,6 @@
 `accelerate` does not offer this for CPUs, so it is told that these are GPUs.
 """
 
-import gc
 import json
 import os
 from pathlib import Path
@@ -34,8 +33,6 @@ def shard_on_cpus() -> None:
 def main(argv) -> None:
     from hf_electra_rtd.training import pretrain
 
-    gc.freeze()
-    gc.enable()
     if "--shard" in argv:
         shard_on_cpus()
     for flags in json.loads(Path(argv[0]).read_text()):
@@ -43,7 +40,6 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # during the imports, as `hf_electra_rtd_command` does
     from hf_electra_rtd.base import cli
 
     cli.run(main)

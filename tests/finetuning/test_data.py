@@ -533,6 +533,8 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ),
         ("question_answering", {"answers": [SHE]}, (["She"], [3])),
         ("question_answering", {"answers": ["She"]}, (["She"], [3])),
+        ("question_answering", {"answers": {"text": ["She"]}}, (["She"], [3])),
+        ("question_answering", {"answers": {"text": "She", "answer_start": 3}}, "row 1: .*list"),
         ("question_answering", {"answers": "She"}, (["She"], [3])),
         ("question_answering", {"answers": ""}, ([], [])),
         ("question_answering", {"answers": None}, (None, None)),
@@ -541,6 +543,7 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ("multiple_choice", OPTIONS | {"choices": ["x", "y", ""], "label": 0}, ("", ["x", "y"], 0)),
         ("multi_label", {"text": "x", "label": " b|a|b"}, (["x"], ["a", "b"])),
         ("multi_label", {"text": "x", "label": [1]}, (["x"], ["b"])),
+        ("multi_label", {"text": "x", "label": [1, 1.0]}, "row 1: .*twice"),  # a 1 for each label
         ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
         ("multi_label", {"text": "x", "label": None}, (["x"], None)),
         ("multi_label", {"text": "x", "label": 1}, (["x"], ["b"])),
@@ -551,6 +554,7 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ("multi_label", {"text": "x", "label": 0.5}, "the label 0.5 is not text or a whole number"),
         ("multiple_choice", OPTIONS | {"label": "0"}, "row 1: there is no choice '0'. Known choices: 4, 5"),
         ("multiple_choice", OPTIONS | {"label": 0, "choices": ["4"]}, "are not two or more texts"),
+        ("multiple_choice", OPTIONS | {"label": "A", "choices": {"text": ["4", "5"]}}, "not two or more texts"),
         ("multiple_choice", OPTIONS | {"label": 1, "choices": ["", "x", "y"]}, "not two or more texts"),
         ("multiple_choice", OPTIONS | {"label": "2", "choices": ["2", "4", "0"]}, "and the index of another"),
     ],
@@ -571,6 +575,13 @@ def test_rows_of_ones_own_become_examples_of_any_kind_or_are_refused(kind, rows,
     else:
         with pytest.raises(ValueError, match=wanted):
             list(found)
+
+
+def test_the_column_of_the_right_choice_is_no_choice_whatever_its_name():
+    task = Task("t", "T", "own", kind="multiple_choice", label_column="choice")
+    row = {"question": "2 + 2?", "choice_a": "4", "choice_b": "5", "choice": "4"}
+    (example,) = reading.make_examples(task, "train", iter([("row 1", row)]))
+    assert (example["choices"], example["label"]) == (["4", "5"], 0)
 
 
 @pytest.mark.parametrize(("answers", "found"), [(["She"], False), ([], True)])

@@ -328,7 +328,10 @@ def _label(task: Task, value: Any) -> Any:
         if isinstance(value, str) and _WRITTEN_LIST.fullmatch(value):
             raise ValueError(f"the labels {value} are a list written as text. Write a|b, or lists in a .jsonl.")
         values = [part for part in value.split("|") if part.strip()] if isinstance(value, str) else value
-        labels = {_class(task, entry) for entry in (values if isinstance(values, Iterable) else [values])}
+        values = list(values) if isinstance(values, Iterable) else [values]
+        labels = {_class(task, entry) for entry in values}
+        if len(labels) < len(values) and not any(isinstance(entry, str) for entry in values):
+            raise ValueError(f"the labels {values} hold one twice. List the labels of a text, not a 0 or 1 for each.")
         return sorted(labels, key=task.labels.index if task.labels else None)
     return _class(task, value)
 
@@ -396,11 +399,14 @@ def _question(task: Task, row: Row, label: Any) -> Example:
     context = _text(row, "context")
     example = {"question": _text(row, "question"), "context": context, "label": None, "starts": None}
     if isinstance(label, Mapping):
-        pairs = list(zip(label["text"], label["answer_start"], strict=True))
+        texts = label["text"]
+        if isinstance(texts, str):
+            raise ValueError(f"the text of its answers is {texts!r}, not a list of texts.")
+        pairs = list(zip(texts, label.get("answer_start", [0] * len(texts)), strict=True))
     else:
         pairs = []
         for answer in [label] if isinstance(label, str) else label or []:
-            pairs.append((answer["text"], answer["answer_start"]) if isinstance(answer, Mapping) else (answer, 0))
+            pairs.append((answer["text"], answer.get("answer_start", 0)) if isinstance(answer, Mapping) else (answer, 0))
     if label is None or any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
         return example
     answers = [(text, find_text(context, text, start)) for text, start in pairs]
@@ -411,8 +417,8 @@ def _question(task: Task, row: Row, label: Any) -> Example:
 def _choice(task: Task, row: Row, label: Any) -> Example:
     """The choices are a list (`choice`, `choices`), or in columns of their own (`choice_a`, `choice_b`, ...), the last
     of which may be empty. The right choice is given by its index or its text."""
-    cells = [value for name, value in row.items() if name.startswith("choice")]
-    choices = list(cells[0]) if len(cells) == 1 and not isinstance(cells[0], str) else cells
+    cells = [value for name, value in row.items() if name.startswith("choice") and name != task.label_column]
+    choices = list(cells[0]) if len(cells) == 1 and not isinstance(cells[0], (str, Mapping)) else cells
     while choices and choices[-1] in ("", None):
         choices.pop()
     if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
@@ -445,7 +451,7 @@ def _tagged(task: Task, row: Row, label: Any) -> Example:
     cells = (value.tolist() if is_array(value) else value for value in (row[task.columns[0]], label))
     words, tags = (value.split() if isinstance(value, str) else value or [] for value in cells)
     if not all(isinstance(word, str) for word in (*words, *tags)):
-        raise ValueError("its words or tags are neither a list nor text with spaces between them.")
+        raise ValueError("its words and tags must be texts: lists of them, or one text with spaces between them.")
     if tags and len(tags) != len(words):
         raise ValueError(f"there are {len(words)} words, but {len(tags)} tags.")
     return {"texts": words, "label": [_known(task, tag) for tag in tags] or None}

@@ -406,7 +406,8 @@ def _question(task: Task, row: Row, label: Any) -> Example:
     else:
         pairs = []
         for answer in [label] if isinstance(label, str) else label or []:
-            pairs.append((answer["text"], answer.get("answer_start", 0)) if isinstance(answer, Mapping) else (answer, 0))
+            answer = answer if isinstance(answer, Mapping) else {"text": answer}
+            pairs.append((answer["text"], answer.get("answer_start", 0)))
     if label is None or any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
         return example
     answers = [(text, find_text(context, text, start)) for text, start in pairs]

@@ -106,6 +106,9 @@ def test_a_resumed_run_and_other_processes_find_the_tokenizer_that_was_trained(t
     resumed = get_tokenizer(data, RUN, tmp_path / "none", checkpoint=str(tmp_path / "tokenizer"))
     assert trained == again == tokenizer_hash(resumed)
     assert trained == tokenizer_hash(get_tokenizer(data, OTHER_PROCESS, tmp_path))
+    for name, value in (("vocab_size", 50), ("lowercase", False), ("strip_accents", False)):
+        with pytest.raises(ValueError, match=f"--{name} {value}"):
+            get_tokenizer(replace(data, **{name: value}), RUN, tmp_path, checkpoint=str(tmp_path / "tokenizer"))
 
 
 # ---- The command ----

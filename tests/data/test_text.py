@@ -141,7 +141,13 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
         assert caplog.messages == [
             f"Passed over, because they are not text: {', '.join(str(tmp_path / name) for name in passed.split())}."
         ] * bool(passed)
-    for wrong, message in (("[xo]*/*/*.txt", "No file matches"), ("deep/*.pdf", r"c\.pdf is neither text nor")):
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / "train.blocks").touch()
+    for wrong, message in (
+        ("[xo]*/*/*.txt", "No file matches"),
+        ("deep/*.pdf", r"c\.pdf is neither text nor"),
+        ("prepared", r"Name one file: .*train\.blocks"),
+    ):
         with pytest.raises(ValueError, match=message):
             find_files(str(tmp_path / wrong))
 

@@ -25,6 +25,7 @@ from hf_electra_rtd.data.text import Source, Text, find_sources, open_texts
 from hf_electra_rtd.data.tokenization import (
     TOKENIZER_FILE,
     TOKENIZER_FILES,
+    get_backend,
     keep_tokenizer,
     load_tokenizer,
     tokenizer_hash,
@@ -57,7 +58,10 @@ def get_tokenizer(
         if named:
             check_arguments(data, rules=TOKENIZER_RULES)
             return load_tokenizer(named, data.lowercase, data.strip_accents)
-        return load_tokenizer(checkpoint or str(trained))
+        tokenizer = load_tokenizer(checkpoint or str(trained))
+        if checkpoint:
+            _check_choices(data, tokenizer)
+        return tokenizer
     sources = data.sources()
     if any(source.is_prepared for source in sources):
         raise ValueError("There is no text to train a tokenizer on. Name one (--tokenizer).")
@@ -67,6 +71,19 @@ def get_tokenizer(
         if keeps:
             keep_tokenizer(tokenizer, trained)
     return tokenizer
+
+
+def _check_choices(data: DataArguments, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError for flags that the tokenizer of a resumed run was not trained with."""
+    normalizer: Any = get_backend(tokenizer).normalizer
+    normal = "Aé" if normalizer is None else normalizer.normalize_str("Aé")
+    found = {"lowercase": normal[0] == "a", "strip_accents": normal[1] == "e"}
+    changed = [name for name, value in found.items() if getattr(data, name) not in (None, value)]
+    if data.vocab_size is not None and data.vocab_size < len(tokenizer):
+        changed.append("vocab_size")
+    if changed:
+        flags = ", ".join(f"--{name} {getattr(data, name)}" for name in changed)
+        raise ValueError(f"{flags}: the tokenizer of the run that is resumed is another one. Leave the flags out.")
 
 
 def train_tokenizer(

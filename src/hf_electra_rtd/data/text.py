@@ -169,6 +169,8 @@ def find_files(pattern: str) -> list[str]:
                 f"({os.path.dirname(file) or '.'}), or move the file to another one."
             )
     if not files:
+        if prepared := [path for path in passed if path.endswith(BLOCK_SUFFIX)]:
+            raise ValueError(f"{pattern} holds prepared blocks and no text. Name one file: {prepared[-1]}.")
         raise ValueError(f"No file matches {pattern!r}. Known kinds: {', '.join(kinds)}.")
     return files
 

@@ -84,6 +84,7 @@ RULES = (
     Rule("memory_of", "Other optimizers are not counted.", needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS)),
     Rule("old_held_out_files", "It shows what the networks forget.", needs=("continue_from",)),
     Rule("document_attention", "It mixes no documents.", excludes=("packing=original",)),
+    Rule("num_train_epochs", "The steps decide.", excludes=("max_steps",), changes_nothing=True),
     Rule("word_segmenter", "Tokens are masked one by one.", needs=("masking=word",), changes_nothing=True),
 )
 # The flags that `--help` shows. A flag whose inherited help is wrong or long has a text of its own here.

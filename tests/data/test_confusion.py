@@ -77,6 +77,8 @@ def test_rows_misspell_words_in_upper_case_and_leave_protected_ones_and_random_e
     misspell = Misspeller([read], [0.0], {"the": 0, "I": 0, "house": 0})
     drawn = {word for _ in range(200) for word in misspell("we like the old mill").split()}
     assert drawn == {"we", "like", "old", "mill", "the", "I", "house"}
+    drawn = {misspell("The, THE") for _ in range(100)}
+    assert drawn == {"The, THE", "I, THE", "House, THE", "The, I", "The, HOUSE"}  # never `the` for `The`
 
 
 def test_a_protected_word_is_whole_also_where_its_letters_carry_marks():

@@ -150,6 +150,8 @@ class Misspeller:
         for word in self.draw.sample(usable[kind], len(usable[kind])):
             row = self._row(kind, word[0])
             other = self.draw.choices(row.words, cum_weights=row.sums)[0]
+            if kind == len(self.sets):
+                other = in_case_of(word[0], other)  # `the` for `The` would be no error
             if other != word[0]:
                 return sentence[: word.start()] + other + sentence[word.end() :]
         return sentence
